@@ -1,4 +1,5 @@
-// A parameter between steps and in use: its gather, its gradient, its reduction, and the order of these calls.
+// A parameter between steps and in use: its gather, its gradient, the gradient's reduction, and the legal order of
+// these calls.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +35,7 @@
 
 namespace plait::detail {
 
-// The texts of calls that a parameter's state forbids.
+// The errors for calls that a parameter's state forbids.
 
 [[noreturn]] inline void refuse_ungathered(const std::string& name, parameter_state state) {
   fail({"parameter ", name, " is used while it is ", name_of(state),
@@ -73,13 +74,12 @@ namespace plait::detail {
 
 namespace plait {
 
-// The complete gradient of a parameter: what optimizers take.
+// The complete gradient of a parameter, which optimizers take.
 
 template <class Precision, compute_device Device>
 class parameter;
 
-/// The complete gradient of a parameter: `parameter::reduce` returns it, and an optimizer takes nothing else of a
-/// parameter.
+/// The complete gradient of a parameter. `parameter::reduce` returns it, and optimizers only accept this type.
 template <class Precision, compute_device Device>
 class reduced_gradient {
  public:
@@ -89,7 +89,7 @@ class reduced_gradient {
   reduced_gradient& operator=(reduced_gradient&&) noexcept = default;
 
   plait::parameter<Precision, Device>& parameter() const { return *parameter_; }
-  /// This rank's slice of its part, which is in the dual layout of `parameter().stored()`.
+  /// This rank's slice of the gradient; the whole gradient has the dual layout of `parameter().stored()`.
   const gradient_of<Precision>* data() const { return std::as_const(*parameter_).gradient(); }
   std::int64_t size() const { return parameter_->slice().size(); }
 
@@ -100,7 +100,7 @@ class reduced_gradient {
 };
 
 namespace detail {
-/// Refuses to compile where an optimizer of another precision is to update parameters.
+/// Refuses to compile if the optimizer's precision differs from the parameters'.
 template <class OfOptimizer, class OfParameters>
 constexpr void require_one_precision() {
   static_assert(std::is_same_v<OfOptimizer, OfParameters>,
@@ -109,13 +109,13 @@ constexpr void require_one_precision() {
 }
 }  // namespace detail
 
-/// A parameter as layers, optimizers, initialisation, clipping and checkpoints see it: `stored` is how it lies between
-/// steps, `used` how the layers need it. Between them is a plan; its mirror is the gradient's reduction. How it is used
-/// follows from its placement and from what it meets (`use_of`); a layer cannot state it.
+/// A parameter in the form that layers, optimizers, initialisation, clipping and checkpoints use. `stored` is its
+/// layout between steps, `used` the layout that layers need. A plan leads from one to the other; its mirror reduces the
+/// gradient. `use_of` derives `used` from the parameter's placement and its partner's layout; a layer cannot choose it.
 ///
-/// Between steps it is of the precision's master type, in use of its weight type; gradients are of its gradient type.
-/// It has a life (`parameter_state`), and every call that does not fit throws an error that names the parameter and the
-/// call that is missing. Layers hold parameters by `shared_ptr`: one that several layers use is one object.
+/// Between steps it has the precision's master type, in use the weight type; gradients have the gradient type. It has a
+/// state (`parameter_state`). A call that the state forbids throws an error that names the parameter and the missing
+/// call. Layers hold parameters by `shared_ptr`, so several layers can share one.
 template <class Precision, compute_device Device>
 class parameter {
  public:
@@ -124,8 +124,8 @@ class parameter {
   using gradient_type = gradient_of<Precision>;
   using master_type = master_of<Precision>;
 
-  /// `stored` and `placed` have equal dims; `placed` is how the dims lie in use, without replication; `met` is the
-  /// layout of what it is multiplied with, added to or looked up by, which mentions every axis of the mesh.
+  /// `stored` and `placed` have equal dims. `placed` is the placement of dims in use, without replication. `met` is the
+  /// layout of the parameter's partner in a product, sum or lookup; it must mention every axis of the mesh.
   parameter(const context<Device>& ctx, parameter_info info, const layout& stored, const layout& placed,
             const layout& met, parameter_place<Precision, Device> place = {});
   parameter(const parameter&) = delete;
@@ -135,21 +135,21 @@ class parameter {
   const parameter_info& info() const { return info_; }
   const layout& stored() const { return stored_; }
   const layout& used() const { return used_; }
-  /// Whether dims lie otherwise where it is stored than where it is used: ZeRO, or a policy's `stored`.
+  /// Whether the placement of dims differs between storage and use: with ZeRO, or a policy's `stored`.
   bool stored_apart() const { return stored_apart_; }
-  /// The part of the (padded) global parameter that this rank stores, whole or a slice of it.
+  /// The part of the (padded) global parameter that belongs to this rank in the stored layout.
   const box& part() const { return part_; }
   std::int64_t size() const { return part_.local_size(); }
-  /// The slice of it that this rank has between steps, and updates: all of it, but where data parallelism cuts it over
-  /// the ranks of `storage()->axes()`.
+  /// The slice of `part` that this rank stores and updates between steps. It is the whole part, unless data parallelism
+  /// splits the part over the ranks of `storage()->axes()`.
   storage_slice slice() const { return storage_ ? slice_of(storage_->rank()) : storage_slice{0, size()}; }
   storage_slice slice_of(std::int64_t rank) const { return storage_->slice_of(in_storage_, size(), rank); }
-  /// Where data parallelism keeps it; null: nowhere but here.
+  /// The flat storage in which data parallelism keeps the parameter; null: the parameter has its own memory.
   flat_storage<Precision, Device>* storage() const { return storage_; }
-  /// The global (padded) sizes and the blocks of its dims, also of dims that the context does not know: an adapter's
-  /// rank is its own.
+  /// The global (padded) sizes and the blocks of its dims. They include dims that the context lacks, such as an
+  /// adapter's rank.
   const dim_sizes& sizes() const { return sizes_; }
-  /// Elements that this rank uses, and no fewer than any rank uses: equal on all ranks.
+  /// Local elements in use; `most_used` is the largest number over all ranks, and equal on all of them.
   std::int64_t used_size() const { return gather_.target().local_size(); }
   std::int64_t most_used() const { return most_used_; }
   parameter_state state() const {
@@ -159,15 +159,16 @@ class parameter {
     return sums ? parameter_state::accumulating : parameter_state::gathered;
   }
 
-  /// Master values, to change them: the parameter is stale then. Throws where this rank has a slice; use `fill_values`.
+  /// Master values, for changes; the parameter becomes stale. Throws if this rank has only a slice; use `fill_values`
+  /// then.
   master_type* value();
   /// Master values of this rank's slice.
   const master_type* value() const { return const_cast<parameter*>(this)->master(); }
-  /// The values, to be changed: the parameter is stale then.
+  /// Master values of this rank's slice, for changes; the parameter becomes stale.
   master_type* changed_slice();
-  /// Whether values have changed since the last gather other than by an optimizer's update.
+  /// Whether values have changed since the last gather, except by an optimizer's update.
   bool values_changed() const { return changed_; }
-  /// Calls fill(values), which writes all values of this rank's part, and keeps what this rank stores of them.
+  /// Calls fill(values), which writes all values of this rank's part, and keeps those that this rank stores.
   template <class F>
   void fill_values(const context<Device>& ctx, F&& fill) {
     if (!storage_ || storage_->axes().empty()) return fill(value());
@@ -177,8 +178,8 @@ class parameter {
     ctx.device.copy(changed_slice(), whole.template data<master_type>() + own.begin,
                     static_cast<std::size_t>(own.size()) * sizeof(master_type), ctx.device.main_stream());
   }
-  /// The gradient of this rank's slice. Throws where passes have added to it and `reduce` has not completed it, unless
-  /// there is nothing to complete.
+  /// The gradient of this rank's slice. Throws if passes have added to it and `reduce` has not completed it, unless no
+  /// reduction is needed.
   const gradient_type* gradient() const;
 
   /// Returns the values that layers read. Throws while the parameter is stale.
@@ -186,30 +187,30 @@ class parameter {
     require_gathered();
     return array_->values() + at_;
   }
-  /// Returns the gradient that backward passes add to; the first that asks since `zero_gradient` has it zeroed. Throws
-  /// unless the parameter is accumulating; not for a frozen one, and not where sums have one order.
+  /// Returns the gradient to which backward passes add; the first call after `zero_gradient` zeroes it. Throws unless
+  /// the parameter is accumulating, if it is frozen, or if sums are deterministic.
   gradient_type* used_gradient(Device& device);
-  /// Whether nothing has been added since `zero_gradient`, so that a pass which writes every element need not add.
+  /// Whether the gradient is empty since `zero_gradient`. A pass that writes every element can then overwrite it.
   bool gradient_is_empty() const { return empty_; }
-  /// Returns the gradient for a pass that writes every element. Throws as `used_gradient` does.
+  /// Returns the gradient for a pass that writes every element. Throws like `used_gradient`.
   gradient_type* overwritten_gradient() {
     begin_terms();
     if (ordered_) detail::refuse_unordered(info_.name);
     return summed();
   }
-  /// Gives a layer that begins to use its array `gradient_terms` of its own. Throws once data parallelism has taken
-  /// them.
+  /// Adds a `gradient_terms` for a new user of its array and returns it. Throws after data parallelism has taken over
+  /// the array.
   gradient_terms<Precision, Device>& add_terms(token_leaves leaves) {
     if (storage_) detail::refuse_late_layer(info_.name);
     return array_->add_terms(std::move(leaves));
   }
-  /// Begins to add to the `gradient_terms` of its array. Throws as `used_gradient` does.
+  /// Begins additions to the `gradient_terms` of its array. Throws like `used_gradient`.
   void begin_terms() { require_accumulating(), empty_ = false, note_adding(); }
-  /// The check of `used_value` alone, for layers that keep several parameters in one array.
+  /// Makes the check of `used_value` alone, for layers that keep several parameters in one array.
   void require_gathered() const {
     if (!is_current()) detail::refuse_ungathered(info_.name, state());
   }
-  /// The check of `used_gradient` alone.
+  /// Makes the check of `used_gradient` alone.
   void require_accumulating() const {
     if (phase_ != phase::accumulating) detail::refuse_adding(info_.name, frozen_, reduction_begun());
     if (gradient_use_ && !gradient_use_->valid && !only_counts<Device>)
@@ -222,23 +223,24 @@ class parameter {
           "enter(ctx, unit, true) comes before the pass");
   }
 
-  /// A frozen parameter has no gradient: no memory for one, no product, no reduction, no optimizer state. For good.
+  /// Freezes the parameter, which cannot be undone. It then has no gradient memory, product, reduction or optimizer
+  /// state.
   void freeze();
   bool trainable() const { return !frozen_; }
 
-  /// Sets what changes the values after the updates of each step that is not skipped, for a rule without a gradient. It
-  /// may be collective over the context's mesh. A copy of a layer shares it.
+  /// Sets a function that changes the values after the updates of each step that is not skipped, for rules without a
+  /// gradient. It may be collective over the context's mesh. Copies of a layer share it.
   void at_end_of_step(std::function<void(parameter&, const context<Device>&)> change) {
     end_of_step_ = std::move(change);
   }
   bool changes_at_end_of_step() const { return end_of_step_ != nullptr; }
-  /// Does what `at_end_of_step` was given: `training_step` calls it, and so must a program with steps of its own.
+  /// Calls the function of `at_end_of_step`. `training_step` does so; a program with its own steps must do so too.
   void end_step(const context<Device>& ctx) { end_of_step_(*this, ctx); }
-  /// For a kernel of the program's own: in a checked step, ranks compare what it has added to the gradient with what
-  /// the spec `met` promises of it.
+  /// For a program's own kernel: in a checked step, ranks compare the gradient terms that it added with the states that
+  /// the spec `met` promises.
   void check_terms(std::string met) { met_ = std::move(met); }
 
-  /// Fills the stored part with random numbers that depend on the seed, the parameter's name and the global index only.
+  /// Fills the stored part with random numbers that depend only on the seed, the parameter's name and the global index.
   /// So they are equal on every mesh. Padding is zero.
   void initialize(const context<Device>& ctx);
   /// Zeroes the rows beyond the logical size of the leading dim.
@@ -246,62 +248,61 @@ class parameter {
     detail::zero_padding(ctx.device, part_, values);
   }
 
-  /// Brings the stored values to where layers read them. Collective over the axes of its plan. Where data parallelism
-  /// keeps the parameter, collective over the axes that cut it, for all parameters that are kept together.
+  /// Gathers the stored values for the layers. Collective over the axes of its plan. If data parallelism keeps the
+  /// parameter, it gathers all parameters of the same storage, collective over the axes that split it.
   void gather(const context<Device>& ctx);
-  /// Begins the sum of a gradient. The first pass overwrites what was there; memory of the caller's is zeroed at once
-  /// instead. Does nothing for a frozen parameter. Throws where passes have added to a gradient that `reduce` had to
-  /// complete and that was not reduced; `discard_gradient` is for losing it on purpose.
+  /// Begins the sum of a gradient. The first pass overwrites old values; the caller's memory is zeroed at once instead.
+  /// Does nothing for a frozen parameter. Throws if passes have added to a gradient that needs a reduction and `reduce`
+  /// was not called. To drop such a gradient, call `discard_gradient`.
   void zero_gradient(const context<Device>& ctx);
-  /// Does so in a call of `zero_gradients`.
+  /// Does the same, called by `zero_gradients`.
   void begin_with_others(const context<Device>& ctx) {
     zero_gradient(ctx);
     begun_in_ = sums_->calls;
   }
-  /// Whether a call of `zero_gradients` has begun it in this step.
+  /// Whether a call of `zero_gradients` has begun the gradient in this step.
   bool begun_in_step() const { return begun_in_ > 0 && begun_in_ >= sums_->first; }
-  /// Begins the sum of a gradient, even if the one before was never reduced.
+  /// Begins the sum of a gradient, even if the previous one was never reduced.
   void discard_gradient(const context<Device>& ctx);
-  /// Gives up what passes have added, since an exception has ended the step. Waits for nothing.
+  /// Drops the terms that passes have added, after an exception has ended the step. It does not wait.
   void abandon_gradient() { added_ = false; }
-  /// Begins a gradient that the caller, whose memory it is, has zeroed.
+  /// Begins a gradient in the caller's memory, which the caller has zeroed.
   void begin_gradient() {
     if (!frozen_) phase_ = phase::accumulating, empty_ = false;
   }
   /// Completes the gradient over every axis over which it is partial, and over the stages that share the parameter.
-  /// Collective over these axes and stages. Throws unless backward passes may have added to it since the last
-  /// `zero_gradient`.
+  /// Collective over these axes and stages. Throws unless a gradient was begun since the last reduction.
   [[nodiscard]] reduced_gradient<Precision, Device> reduce(const context<Device>& ctx) {
     start_reduction(ctx);
     return finish_reduction();
   }
-  /// `reduce` in two parts: the sum over stages that share the parameter is under way between them.
+  /// Does the same as `reduce` in two calls; the sum over stages that share the parameter is in flight between them.
   void start_reduction(const context<Device>& ctx);
   [[nodiscard]] reduced_gradient<Precision, Device> finish_reduction();
 
-  /// The memory that an optimizer writes: the master values of this rank's slice. Where they are rounded in place, it
-  /// also has the array for the rounded values, and the optimizer must write all of them. The parameter counts as
-  /// updated from now on.
+  /// The memory that an optimizer writes: the master values of this rank's slice. If values are rounded in place, it
+  /// also has the array for the rounded values, and the optimizer must write all of them. The parameter's state becomes
+  /// `updated`.
   struct update_target {
     master_type* master;
-    weight_type* rounded;  ///< null: `gather` will round
+    weight_type* rounded;  ///< null: `gather` rounds
   };
   update_target begin_update();
 
-  /// Makes `reduce` also sum over the stages of a pipeline that share this parameter. `counts` is true on one of them,
-  /// where norms and hashes count it.
+  /// Makes `reduce` also sum over the pipeline stages that share this parameter. `counts` is true on one of them, where
+  /// norms and hashes include the parameter.
   void join_stages(any_communicator stages, bool counts) {
     stages_ = std::move(stages);
     counts_ = counts;
   }
   any_communicator& stages() { return stages_; }
-  /// Whether it counts here in a norm or a hash over all stages.
+  /// Whether norms and hashes over all stages include the parameter on this stage.
   bool counts() const { return counts_; }
   const std::shared_ptr<parameter_array<Precision, Device>>& array() const { return array_; }
   std::int64_t array_offset() const { return at_; }
   const ready_plan& gather_plan() const { return gather_; }
-  /// Calls f(what, begin, elements) for each array of the caller's in which it lies: its values, gradients, masters and
-  /// reduced gradients. `between_steps`: only those that hold its numbers also between its passes.
+  /// Calls f(what, begin, elements) for each of the caller's arrays that hold values, gradients, masters or reduced
+  /// gradients. `between_steps`: only for arrays that keep their numbers between passes.
   template <class F>
   void visit_callers_memory(F&& f, bool between_steps = false) const {
     if (array_->callers_values() && !(between_steps && values_pass_by()))
@@ -319,9 +320,9 @@ class parameter {
   friend class detail::parameter_rebinding<Precision, Device>;
   static constexpr bool rounded = !std::is_same_v<weight_type, master_type>;
   enum class phase : std::uint8_t { none, accumulating, reducing, reduced, updated };
-  /// Whether a gradient that passes have added to is not complete: a sum over ranks is pending.
+  /// Whether the gradient of a pass is incomplete without a reduction.
   bool needs_reduction() const { return storage_ || stages_ || ordered_ || !reduce_.trivial() || gradients_pass_by(); }
-  /// Whether the caller's memory has values or gradients only while passes use them: stored, they lie elsewhere.
+  /// Whether the caller's memory holds values, or gradients, only during passes, because the stored ones are elsewhere.
   bool values_pass_by() const { return stored_apart_ && array_->callers_values(); }
   bool gradients_pass_by() const { return stored_apart_ && array_->callers_gradients(); }
   template <class E>
@@ -333,7 +334,7 @@ class parameter {
                           const void* memory, std::size_t bytes) {
     if (use && !only_counts<Device>) ctx.ranks.lent().take(memory, bytes, use);
   }
-  /// A pass adds to the gradient.
+  /// Records that a pass adds to the gradient.
   void note_adding() {
     if (!added_) added_in_ = sums_->calls;
     if (added_in_ < sums_->first && needs_reduction() && !only_counts<Device>)
@@ -362,7 +363,7 @@ class parameter {
   void set_changed() {
     current_ = rounded_current_ = false;
     changed_ = given_ = true;
-    if (phase_ == phase::updated) phase_ = phase::none;  // what an optimizer has rounded is not these values
+    if (phase_ == phase::updated) phase_ = phase::none;  // the optimizer's rounded values are outdated
   }
   void set_current(bool current) {
     if (current) require_given(), changed_ = false;
@@ -370,7 +371,7 @@ class parameter {
     if (current && phase_ == phase::updated) phase_ = phase::none;
   }
   void move_to(const context<Device>& ctx, flat_storage<Precision, Device>& storage, std::int64_t at);
-  /// Where this rank's slice begins in the storage's.
+  /// Where this rank's slice begins in the storage's slice.
   std::int64_t storage_begin() const { return in_storage_ + slice().begin - storage_->rank() * storage_->slice_; }
 
   gradient_type* summed() { return array_->gradients() + at_; }
@@ -381,35 +382,36 @@ class parameter {
 
   Device* device_;
   parameter_info info_;
-  std::string met_;  ///< what it meets, by a promise of the program's; empty: a layer's, which keeps it
+  std::string met_;  ///< the partner's spec as promised by a program; empty: a layer derives it
   layout stored_, used_;
   ready_plan gather_, reduce_;
   box part_;
   dim_sizes sizes_;
   std::int64_t most_used_ = 0;
   std::shared_ptr<parameter_array<Precision, Device>> array_;
-  std::int64_t at_ = 0;  ///< in the array
+  std::int64_t at_ = 0;  ///< offset in the array
   master_type* callers_master_ = nullptr;
   gradient_type* callers_reduced_ = nullptr;
-  std::shared_ptr<detail::memory_use> values_use_, gradient_use_;  ///< where the caller's memory serves several
+  std::shared_ptr<detail::memory_use> values_use_, gradient_use_;  ///< for the caller's memory that several parameters
+                                                                   ///< share
   buffer<Device> stored_value_, stored_gradient_;
   flat_storage<Precision, Device>* storage_ = nullptr;
   std::int64_t in_storage_ = 0;
   any_communicator stages_;
-  request tying_;  ///< the sum over them
+  request tying_;  ///< the sum over `stages_`
   phase phase_ = phase::none;
   bool current_ = false;          ///< whether layers may read the used values
   bool rounded_current_ = false;  ///< whether the used values are the stored ones, rounded
-  bool changed_ = true;           ///< whether they are to be rounded or gathered after a change from outside
+  bool changed_ = true;           ///< whether values have changed from outside since they were last rounded or gathered
   bool given_ = false;            ///< whether the stored values were set
   bool counts_ = true, frozen_ = false, ordered_ = false;
-  bool stored_apart_ = false;  ///< whether it is stored in another way than it is used
-  bool added_ = false;         ///< whether a pass has asked for the gradient since its sum began
-  bool empty_ = false;         ///< whether the gradient counts as zero, whatever its memory holds
+  bool stored_apart_ = false;  ///< whether the placement in storage differs from that in use
+  bool added_ = false;         ///< whether a pass has added to the gradient since its sum began
+  bool empty_ = false;         ///< whether the gradient counts as zero, regardless of its memory
   std::function<void(parameter&, const context<Device>&)> end_of_step_;
   detail::begun_sums* sums_;
-  std::int64_t begun_in_ = 0;  ///< the last call of `zero_gradients` that was given it
-  std::int64_t added_in_ = 0;  ///< and the last one before a pass began to add to it
+  std::int64_t begun_in_ = 0;  ///< number of the last `zero_gradients` call that included it
+  std::int64_t added_in_ = 0;  ///< number of the last such call before a pass began to add to it
 };
 
 template <class Precision, compute_device Device>
@@ -459,7 +461,7 @@ auto parameter<Precision, Device>::value() -> master_type* {
 
 template <class Precision, compute_device Device>
 auto parameter<Precision, Device>::changed_slice() -> master_type* {
-  if (storage_) storage_->settle();  // or a gather of the values before would call these gathered
+  if (storage_) storage_->settle();  // otherwise a gather of the old values would mark these as gathered
   set_changed();
   return master();
 }
@@ -511,11 +513,11 @@ void parameter<Precision, Device>::gather(const context<Device>& ctx) {
   if constexpr (!rounded) {
     if (!gather_.trivial() || values_pass_by())
       gather_.run(ctx.device, master(), array_->values() + at_, dtype_of<weight_type>);
-    master();  // memory, if it was not asked for yet
+    master();  // allocates the masters
   } else if (gather_.trivial()) {
     if (!rounded_current_ && (has_stored_values() || !array_->callers_values()))
       kernels::cast(ctx.device, master(), array_->values() + at_, size());
-  } else {  // rounded before it travels: half the bytes
+  } else {  // rounded before the transfer: half the bytes
     auto part = make_collective_buffer<weight_type>(ctx.device, static_cast<std::size_t>(size()));
     kernels::cast(ctx.device, master(), part.template data<weight_type>(), size());
     gather_.run(ctx.device, part.data(), array_->values() + at_, dtype_of<weight_type>);
@@ -534,7 +536,7 @@ template <class Precision, compute_device Device>
 void parameter<Precision, Device>::discard_gradient(const context<Device>& ctx) {
   if (frozen_) return;
   added_ = false;
-  tying_.wait();  // of a step that an exception has ended
+  tying_.wait();  // a sum that remains from a step that an exception ended
   phase_ = phase::accumulating;
   empty_ = true;
   array_->clear_terms();
@@ -547,7 +549,7 @@ void parameter<Precision, Device>::start_reduction(const context<Device>& ctx) {
   if (frozen_ || phase_ != phase::accumulating) detail::refuse_reduction(info_.name, frozen_, reduction_begun());
   if (storage_)
     fail({"parameter ", info_.name, ": data parallelism keeps it together with others, which the step reduces"});
-  if (empty_) clear_gradient(ctx.device);  // no pass has met it
+  if (empty_) clear_gradient(ctx.device);  // no pass has added to it
   added_ = false;
   if (!met_.empty() && detail::notes_values(ctx))
     detail::note_value(ctx, dual(used_), "the gradient of ", cat({info_.name, " (which meets ", met_, ")"}), summed(),
@@ -595,7 +597,7 @@ void parameter<Precision, Device>::move_to(const context<Device>& ctx, flat_stor
     fail({"parameter ", info_.name, ": another training step has cut it in another way; a model has one policy"});
   const bool has_values = storage_ || (rounded ? !stored_value_.empty() : array_->has_values());
   const master_type* const old = has_values ? master() - slice().begin : nullptr;
-  if (storage_) storage_->settle();  // a gather to there would be taken for one to the new place
+  if (storage_) storage_->settle();  // otherwise a gather to the old place would count for the new one
   storage_ = &storage, in_storage_ = at, rounded_current_ = false;
   const storage_slice own = slice();
   if (old)
@@ -611,11 +613,11 @@ auto parameter<Precision, Device>::master() -> master_type* {
   if constexpr (!rounded) {
     if (gather_.trivial() && !values_pass_by()) return array_->values() + at_;
   }
-  if (stored_value_.empty()) {  // where it is rounded, `gather` sends it rounded
+  if (stored_value_.empty()) {  // with rounding, `gather` sends rounded values
     const auto n = static_cast<std::size_t>(size());
     stored_value_ =
         rounded ? make_optimizer_buffer<master_type>(*device_, n) : make_collective_buffer<master_type>(*device_, n);
-    if constexpr (rounded) {  // masters of the caller's weights begin as these
+    if constexpr (rounded) {  // masters of the caller's weights begin with their values
       if (array_->callers_values() && !stored_apart_)
         kernels::cast(*device_, array_->values() + at_, stored_value_.template data<master_type>(), size());
     }
@@ -644,15 +646,15 @@ PLAIT_COMPILED_TEMPLATE(void detail::note_parameter(const context<cpu>&, const p
 
 namespace plait::detail {
 
-// Two parameters in one memory of the caller's are refused: its gradient would be reduced, and its values updated,
-// twice.
+// Refuses two parameters in the same memory of the caller: their gradient would be reduced twice, and their values
+// updated twice.
 
-/// The arrays of callers that parameters use, by their addresses.
+/// The callers' arrays that parameters use, by address.
 class memory_users {
  public:
-  /// Throws, with both names, where the parameter shares memory of the caller's with one that was added before. One
-  /// that is added again is no error, and a frozen one changes nothing. `between_steps`: memory that serves several
-  /// parameters in turn, for values that are stored elsewhere, does not count.
+  /// Throws, with both names, if the parameter shares the caller's memory with a parameter that was added before. The
+  /// same parameter may be added again, and frozen parameters are ignored. `between_steps`: memory that parameters
+  /// share in turn during passes is ignored, because their values are stored elsewhere.
   template <class Parameter>
   void add(const Parameter& p, bool between_steps = false) {
     if (!p.trainable()) return;
@@ -662,7 +664,7 @@ class memory_users {
         },
         between_steps);
   }
-  /// Adds an array of an owner that is known by its name alone.
+  /// Adds an array whose owner is known by name only.
   void add(const std::string& name, const void* begin, std::size_t bytes) {
     add(nullptr, name, "values", begin, bytes);
   }
@@ -703,8 +705,8 @@ namespace plait {
 
 // The calls of a step for all parameters of layers or models.
 
-/// Calls f with each parameter of the layers or models, in their order; with one that several have, as a tied table,
-/// once.
+/// Calls f with each parameter of the layers or models, in their order. A parameter that several layers share, such as
+/// a tied table, is visited once.
 template <class F, class... Layers>
 void each_parameter(F&& f, Layers&... layers) {
   std::vector<const void*> met;
@@ -715,19 +717,19 @@ void each_parameter(F&& f, Layers&... layers) {
   };
   (layers.visit(first_time), ...);
 }
-/// Gives all parameters of layers or models their first values (`parameter::initialize`).
+/// Initialises all parameters of layers or models (`parameter::initialize`).
 template <compute_device Device, class... Layers>
 void initialize(const context<Device>& ctx, Layers&... layers) {
   each_parameter([&](auto& p) { p.initialize(ctx); }, layers...);
 }
-/// Gathers all parameters of layers or models, before a step's first pass. Values of the step before that are to be
-/// compared (`value_check`) are compared first. Collective.
+/// Gathers all parameters of layers or models, before a step's first pass. First it compares noted values of the last
+/// step (`value_check`). Collective.
 template <compute_device Device, class... Layers>
 void gather_parameters(const context<Device>& ctx, Layers&... layers) {
   detail::compare_values(ctx);
   each_parameter([&](auto& p) { p.gather(ctx); }, layers...);
 }
-/// `take_part` and `put_part` of this rank's part of the parameter `p`: `whole` is without padding.
+/// `take_part` and `put_part` for this rank's part of the parameter `p`; `whole` has no padding.
 template <class Parameter, class Whole, class T, compute_device Device>
   requires requires(const Parameter& p) { p.info(); }
 void take_part(Device& device, const Parameter& p, const Whole& whole, T* out) {
@@ -738,8 +740,8 @@ template <class Parameter, class T, class Whole, compute_device Device>
 void put_part(Device& device, const Parameter& p, const T* in, Whole&& whole) {
   put_part(device, p.part(), in, whole);
 }
-/// Sets all parameters of layers or models, and gathers them. `whole`, in the device's memory, has whole row-major
-/// arrays without padding, one after the other in the order of `visit`. Every rank takes its parts. Returns the
+/// Sets all parameters of layers or models, and gathers them. `whole`, in the device's memory, holds whole row-major
+/// arrays without padding, one after another in the order of `visit`. Every rank takes its parts. Returns the number of
 /// elements of the arrays. Collective.
 template <compute_device Device, class T, class... Layers>
 std::int64_t take_parts(const context<Device>& ctx, const T* whole, Layers&... layers) {
@@ -753,7 +755,7 @@ std::int64_t take_parts(const context<Device>& ctx, const T* whole, Layers&... l
       layers...);
   return taken;
 }
-/// `take_parts` of a vector or a span: it throws where that has not as many elements as the arrays, and sets nothing.
+/// `take_parts` for a vector or a span. Throws, and sets nothing, if its number of elements differs from the arrays'.
 template <compute_device Device, detail::counted_array Whole, class... Layers>
 std::int64_t take_parts(const context<Device>& ctx, const Whole& whole, Layers&... layers) {
   std::int64_t needed = 0;
@@ -763,9 +765,9 @@ std::int64_t take_parts(const context<Device>& ctx, const Whole& whole, Layers&.
           " without padding; a weight that is padded and not tied needs its true shape (linear_options::shape)"});
   return take_parts(ctx, whole.data(), layers...);
 }
-/// Begins the gradients of all parameters of layers or models. Throws where two of them share memory of the caller's. A
-/// backward pass throws where a step leaves out a parameter of which it had to reduce the gradient. Values of the step
-/// before that are to be compared (`value_check`) are compared first; collective then.
+/// Begins the gradients of all parameters of layers or models. Throws if two of them share the caller's memory. If a
+/// step omits a parameter whose gradient needs a reduction, a later backward pass throws. First it compares noted
+/// values of the last step (`value_check`); then it is collective.
 template <compute_device Device, class... Layers>
 void zero_gradients(const context<Device>& ctx, Layers&... layers) {
   detail::memory_users users;
@@ -784,9 +786,10 @@ void zero_gradients(const context<Device>& ctx, Layers&... layers) {
       },
       layers...);
 }
-/// Completes the gradients of all parameters of layers or models, each once, after a step's last pass: for programs
-/// with an optimizer of their own, which then read `gradient()` or their own memory. The `update` of plait's optimizers
-/// and a training_step reduce by themselves. Throws where two share memory of the caller's. Collective.
+/// Completes the gradients of all parameters of layers or models, each once, after a step's last pass. It is for
+/// programs with their own optimizer, which then read `gradient()` or their own memory. The `update` of plait's
+/// optimizers and `training_step` reduce gradients themselves. Throws if two parameters share the caller's memory.
+/// Collective.
 template <compute_device Device, class... Layers>
 void reduce_all(const context<Device>& ctx, Layers&... layers) {
   detail::memory_users users;
@@ -800,11 +803,11 @@ void reduce_all(const context<Device>& ctx, Layers&... layers) {
 
 namespace detail {
 
-struct parameter_visitor {  // nvcc takes no generic lambda in a concept
+struct parameter_visitor {  // nvcc rejects generic lambdas in concepts
   template <class Parameter>
   void operator()(Parameter&) const {}
 };
-/// Whether it is a layer or a model, and no parameter.
+/// Whether it is a layer or a model, not a parameter.
 template <class L>
 concept visits_parameters = requires(L& l) { l.visit(parameter_visitor{}); };
 

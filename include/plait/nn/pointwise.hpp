@@ -1,4 +1,4 @@
-// Functions of one element at a time: activations, as a layer, and dropout.
+// Functions of one element at a time: activation layers, and dropout.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace plait {
 
-// The functions that an `activation` layer applies; a program's own is a struct with these two members.
+// The functions that an `activation` layer applies. A program's own function is a struct with these two members.
 
 struct relu {
   template <class Device, class T>
@@ -40,7 +40,7 @@ struct gelu {
     kernels::gelu_backward(d, x, dy, dx, n);
   }
 };
-/// The approximation of gelu by tanh that GPT-2 uses.
+/// The tanh approximation of gelu, as in GPT-2.
 struct gelu_tanh {
   template <class Device, class T>
   static void forward(Device& d, const T* x, T* y, std::int64_t n) {
@@ -69,7 +69,7 @@ struct nonlinear_value {
 };
 }  // namespace detail
 
-/// y = f(x), element by element. `Spec` must not be partial: f of a term of a pending sum is not a term of f's.
+/// y = f(x), element by element. `Spec` must not be partial: f of a term of a sum is not a term of f of the sum.
 template <class Precision, class Function, spec_like Spec, compute_device Device = cpu>
 class activation
     : public layer_types<activation_of<Precision>, Spec, Spec, Device>,
@@ -103,12 +103,12 @@ class activation
   void visit(F&&) {}
 };
 
-// Dropout with equal masks on every mesh, applied to a tensor in place.
+// Dropout with equal masks on every mesh, in place.
 
-/// Dropout with counter-based random numbers. An element's mask depends on the seed, the layer's name, the global index
-/// of its sample and its place in the sample. It does not depend on the mesh. Nothing is kept for the backward pass.
-/// The leading dim counts samples. Tokens in zigzag order have the masks that they have in the original order. `Spec`
-/// must not be partial: dropout is no linear map, and belongs after the pending sum.
+/// Dropout with counter-based random numbers. An element's mask depends on the seed, the layer's name, its sample's
+/// global index and its place in the sample, but not on the mesh. The backward pass needs no kept values. The leading
+/// dim counts samples. Tokens in zigzag order have the same masks as in original order. `Spec` must not be partial,
+/// because dropout is applied to the complete sum.
 template <class T, spec_like Spec, compute_device Device = cpu>
 class dropout {
  public:
@@ -116,8 +116,8 @@ class dropout {
   using output = Spec;
   static_assert(enforced<detail::nonlinear_value<Spec>, among<Spec>, Spec>);
 
-  /// Elements are dropped with probability `p`, 0 <= p < 1. `order` is the order of the sequence dim `zseq`, if there
-  /// is one.
+  /// Drops elements with probability `p`, 0 <= p < 1. `order` is the order of the sequence dim `zseq`, if the tensor
+  /// has it.
   dropout(double p, std::string_view name, sequence_order order = {})
       : p_(p), stream_(parameter<T, Device>::stream_of(name)), names_(name), order_(order) {
     kernels::check_dropout(p);
@@ -125,7 +125,7 @@ class dropout {
       fail({name, ": dropout of tokens in zigzag order needs their sequence_order"});
   }
 
-  /// In place; nothing where `mb.drops` is false.
+  /// Works in place; does nothing if `mb.drops` is false.
   void forward(const microbatch<Device>& mb, tensor<T, Spec, Device>& x) const {
     if (!drops(mb)) return;
     const context<Device>& ctx = mb.ctx;
@@ -150,8 +150,8 @@ class dropout {
  private:
   static constexpr int zigzag_at = layout_v<Spec>.find(dim_of<zseq>);
 
-  /// Calls f(part, offset) for parts of the local array that are boxes in original order, samples counted over
-  /// all steps.
+  /// Calls f(part, offset) for parts of the local array that are boxes in original order; samples are counted over all
+  /// steps.
   template <class F>
   void each_part(const microbatch<Device>& mb, box part, F&& f) const {
     part.offset[0] += mb.first_sample;

@@ -1,4 +1,4 @@
-// The concept of a strategy, the specs that layers of a transformer derive from one, and the strategies of the
+// The concept of a strategy, the specs that a transformer's layers derive from it, and the strategies of the
 // literature.
 #pragma once
 
@@ -19,11 +19,13 @@
 
 namespace plait {
 
-// Refusals of a class that is no strategy, and of one whose members do not fit together. Layers check derived specs.
+// Compile errors for a class that is not a strategy, or whose members do not fit together. Layers check the derived
+// specs.
 
 namespace detail {
 
-/// Which members of a strategy a class has, and which names near to theirs. C++ cannot see what other names it has.
+/// Which members of a strategy a class has, and which members with similar names. C++ cannot list a class's other
+/// members.
 template <class S>
 struct strategy_members {
   static constexpr bool mesh = requires { requires mesh_like<typename S::mesh>; };
@@ -35,12 +37,12 @@ struct strategy_members {
   static constexpr bool branch_input = requires { typename S::branch_input; };
   static constexpr bool branch_output = requires { typename S::branch_output; };
   static constexpr bool policy = attention_policy<typename attention_of_strategy<S>::type>;
-  // A strategy that derives from another has the members above, so that a misnamed one would change nothing.
+  // A strategy that derives from another inherits the members above, so misnamed ones would have no effect.
   static constexpr bool no_heads = !requires { typename S::heads; };
   static constexpr bool no_kv_heads = !requires { typename S::kv_heads; };
   static constexpr bool no_ffn = !requires { typename S::ffn; };
   static constexpr bool no_vocab = !requires { typename S::vocab; };
-  // Optional members; where one is missing, a wish under another name would be dropped in silence.
+  // Optional members; a misnamed one would be ignored silently.
   static constexpr bool attention = requires { typename S::attention; };
   static constexpr bool no_Attention = attention || !requires { typename S::Attention; };
   static constexpr bool no_attn = attention || !requires { typename S::attn; };
@@ -57,7 +59,7 @@ struct strategy_members {
                                 branch_input == branch_output;
 };
 
-/// Reports what a class lacks to be a strategy, member by member, and which members mean nothing.
+/// Reports each member that a class lacks to be a strategy, and each member without a meaning.
 template <class S>
 struct strategy_requirements {
   using has = strategy_members<S>;
@@ -88,7 +90,7 @@ struct strategy_requirements {
                 "a strategy names `branch_input` and `branch_output`, both or none: one of them alone means nothing");
 };
 
-/// Nothing is derived from a class that `strategy_requirements` refuses.
+/// A class from which specs can be derived, because `strategy_requirements` accepts it.
 template <class S>
 concept complete_strategy = strategy_members<S>::right;
 
@@ -111,7 +113,7 @@ struct residual_or_whole<S> {
   using type = typename S::residual;
 };
 
-/// Layers derive from this in place of a strategy that lacks something, so that one mistake is one error.
+/// Layers use this in place of an incomplete strategy, so one mistake gives one error.
 template <class S>
 struct stand_in_strategy {
   using mesh = typename mesh_or_none<S>::type;
@@ -129,14 +131,14 @@ template <complete_strategy S>
 struct strategy_or_stand_in<S> {
   using type = S;
 };
-/// The dim that counts the tokens of a sequence in a residual.
+/// The dim of a residual that counts the tokens of a sequence.
 constexpr dim_id sequence_of(const layout& residual) {
   for (dim_id dim : {dim_of<zseq>, dim_of<source_seq>})
     if (residual.has(dim)) return dim;
   return dim_of<seq>;
 }
 
-/// Checks a strategy's own parts before anything is derived from them: the layers' rules would speak of derived
+/// Checks a strategy's own members before specs are derived from them. Otherwise the layers' errors would show derived
 /// specs that the user never wrote.
 constexpr verdict check_strategy(const mesh_shape& mesh, const layout& residual, const layout& heads,
                                  const layout& kv_heads, const layout& ffn, const layout& vocab,
@@ -148,7 +150,7 @@ constexpr verdict check_strategy(const mesh_shape& mesh, const layout& residual,
         return {layout_error::axis_unknown, axis, part->sharded_by(axis), state::varying, state::varying};
   const dim_id sequence = sequence_of(residual);
   const dim_list found = residual.dim_order();
-  // Attention finds samples and tokens by their places, with any name of the first dim.
+  // Attention finds samples and tokens by position, so the first dim may have any name.
   const bool lacks_samples = found.empty() || found[0] == sequence;
   dim_list in_order(lacks_samples ? dim_of<batch> : found[0]);
   in_order.push_back(sequence);
@@ -156,7 +158,7 @@ constexpr verdict check_strategy(const mesh_shape& mesh, const layout& residual,
   verdict dims = compare_dims(operand::residual, in_order, found);
   if (dims.ok()) dims = compare_dims(operand::heads, dim_list(dim_of<plait::heads>), heads.dim_order());
   if (dims.ok()) dims = compare_dims(operand::kv_heads, dim_list(dim_of<plait::kv_heads>), kv_heads.dim_order());
-  // The MLPs beside experts have widths of their own.
+  // The MLPs of layers without experts and of shared experts have their own widths.
   dim_id width = dim_of<plait::ffn>;
   for (dim_id other : {dim_of<plait::shared_ffn>, dim_of<plait::dense_ffn>})
     if (ffn.has(other)) width = other;
@@ -188,7 +190,7 @@ struct strategy_value {
                      layout_v<spec<typename S::key_heads>>, layout_v<spec<typename S::feed_forward>>,
                      layout_v<spec<typename S::vocabulary>>, context_axes<typename attention_of_strategy<S>::type>);
 };
-/// The tags that the refusal of a strategy may name.
+/// The tags that an error of a strategy may name.
 template <class S>
 struct strategy_tags {
   using dims = concat<typename S::residual::dims,
@@ -199,7 +201,7 @@ struct strategy_tags {
                       typename spec<typename S::key_heads>::axes, typename spec<typename S::feed_forward>::axes,
                       typename spec<typename S::vocabulary>::axes, typename attention_of_strategy<S>::type::axes>;
 };
-/// Refuses to compile what is no strategy, or one whose parts do not go together.
+/// Refuses to compile if a class is not a strategy or its members do not fit together.
 template <class S>
 inline constexpr bool strategy_accepted = sizeof(strategy_requirements<S>) > 0;
 template <complete_strategy S>
@@ -227,13 +229,13 @@ constexpr bool refused_with_strategy() {
 
 }  // namespace detail
 
-/// A strategy, and a policy that `transformer_specs` has derived from one, are refused once. (One specialisation for
-/// both: nvcc takes a second one for the first with other constraints.)
+/// Marks a strategy, or a policy derived from it by `transformer_specs`, as refused before. (One specialisation serves
+/// both, because nvcc takes a second one for a redeclaration.)
 template <class Where>
   requires(detail::strategy_itself<Where> || detail::derived_from_strategy<Where>)
 inline constexpr bool refused_before<Where> = detail::refused_with_strategy<Where>();
 
-/// A strategy: how a transformer is laid out, and nothing else.
+/// A strategy defines the layout of a transformer.
 ///
 ///     struct my_strategy {
 ///       using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
@@ -247,10 +249,10 @@ inline constexpr bool refused_before<Where> = detail::refused_with_strategy<Wher
 ///       using overlap = pl::overlap<4>;      // collectives of linears in chunks that overlap their products; optional
 ///     };
 ///
-/// The residual may shard its last dim, `hidden`, over axes of its own: weights then shard it alike, which is
-/// two-dimensional tensor parallelism. `branch_input` and `branch_output`, both or none, are how attention and MLP take
-/// and give their tensors, where that is not as the residual lies: `in_parallel` (nn/strategy.hpp) makes them
-/// for blocks whose branches share one gather and one reduction.
+/// The residual may shard its last dim, `hidden`, over further axes. Weights then shard it in the same way, which is
+/// two-dimensional tensor parallelism. `branch_input` and `branch_output` (both or none) are the specs of the inputs
+/// and outputs of attention and MLP, if these differ from the residual. `in_parallel` defines them for blocks whose
+/// branches share one gather and one reduction.
 template <class S>
 concept strategy = mesh_like<typename S::mesh> && spec_like<typename S::residual> && requires {
   typename S::query_heads;
@@ -261,9 +263,9 @@ concept strategy = mesh_like<typename S::mesh> && spec_like<typename S::residual
 
 namespace detail {
 
-/// The layout between the linears of a branch: the residual's without its last dim and without the axes that shard the
-/// branch's own dims, followed by those dims. Axes of the branch that do not shard these dims are replicated. Axes that
-/// shard the residual's last dim are invariant, as products over that dim are completed.
+/// The layout between the linears of a branch. It has the residual's dims without the last one and without the axes of
+/// the branch, followed by the branch's own dims. Axes of the branch that do not shard these dims are replicated. Axes
+/// that shard the residual's last dim are invariant, because products over that dim are complete.
 constexpr layout inside_branch(const layout& residual, const layout& own, const axis_list& axes) {
   layout a = residual;
   const axis_list features = a.dims.back().axes;
@@ -286,7 +288,7 @@ struct inside_value {
   static constexpr layout value = inside_branch(layout_v<Residual>, layout_v<Own>, sharding_axes(layout_v<All>));
 };
 
-/// The token ids and labels that go with a residual: its leading dims, whole where the vocabulary's axes shard them.
+/// The layout of token ids and labels for a residual: its leading dims, whole over the vocabulary's axes.
 constexpr layout tokens_of(const layout& residual, const axis_list& vocabulary) {
   layout a = inside_branch(residual, {}, vocabulary);
   for (axis_id axis : vocabulary) a.set(axis, state::invariant);
@@ -317,7 +319,7 @@ struct sharded_further {
   }();
 };
 
-/// `Weight` with its dim `hidden` placed as the residual's last dim, without axes that shard another dim of it.
+/// `Weight` with its dim `hidden` placed like the residual's last dim, without axes that shard another of its dims.
 template <class Residual, class Weight>
 struct on_the_stream {
   static constexpr layout value = [] {
@@ -347,13 +349,13 @@ struct branch_of_strategy<S> {
 
 }  // namespace detail
 
-/// `Weight` with its dim `Dim` also sharded over `Axes`, innermost: what a strategy stores between steps if parameters
-/// are to be gathered for use (and, by the mirror, gradients reduce-scattered).
+/// `Weight` with its dim `Dim` also sharded over `Axes`, innermost. A strategy stores this if parameters are gathered
+/// for use; gradients are then reduce-scattered.
 template <class Weight, class Dim, class... Axes>
 using shard_further = spec_from<detail::sharded_further<Weight, Dim, Axes...>, Weight, placed<shard<Dim, Axes...>>>;
 
-/// All the specs that follow from a strategy. Reports what is wrong with a class that is no strategy, or whose parts do
-/// not go together. What layers derive from it reports no error then.
+/// All specs that are derived from a strategy. Reports errors of a class that is not a strategy or whose members do not
+/// fit together. Layers that derive from it then report no further errors.
 template <class Strategy>
 struct transformer_specs {
   static_assert(detail::strategy_accepted<Strategy>);
@@ -385,12 +387,12 @@ struct transformer_specs {
     using output = Output;
     using stored = typename transformer_specs::template stored<Weight>;
   };
-  /// The policy of a linear.
+  /// The policy of a linear under the strategy.
   template <class Input, class Weight, class Output>
   struct policy : placed_policy<Input, Weight, Output> {
     using overlap = plait::overlap<detail::overlap_of<S>>;
   };
-  /// A weight with `hidden` placed as the residual places it.
+  /// The spec of a weight whose dim `hidden` is placed like the residual's.
   template <class... Items>
   using weight = spec_from<detail::on_the_stream<residual, spec<Items...>>, residual, spec<Items...>>;
   using branch_input = typename detail::branch_of_strategy<S>::input;
@@ -402,14 +404,14 @@ struct transformer_specs {
   using up = policy<branch_input, weight<typename S::feed_forward, hidden>, wide>;
   using down = policy<wide, weight<hidden, typename S::feed_forward>, branch_output>;
   using head = policy<residual, weight<typename S::vocabulary, hidden>, logits>;
-  /// How the weight of a norm of the residual is stored.
+  /// The stored spec of the weight of a norm.
   using norm_weight = stored<weight<hidden>>;
   static_assert(sizeof(detail::overlap_requirements<S>) > 0);
   static_assert(detail::check_overlap<S, query, attention_output, up, down>());
 };
 
-/// The order in which the tokens of a text lie along the sequence dim of a strategy's tensors. Throws where a sequence
-/// in zigzag order has fewer tokens than ranks.
+/// The order of tokens along the sequence dim of a strategy's tensors. Throws if a sequence in zigzag order has fewer
+/// tokens than ranks.
 template <strategy S>
 sequence_order sequence_order_of(const mesh_shape& mesh, const dim_sizes& sizes) {
   using specs = transformer_specs<S>;
@@ -420,7 +422,7 @@ sequence_order sequence_order_of(const mesh_shape& mesh, const dim_sizes& sizes)
   return sequence_order::zigzag(length, mesh.size(axes), "seq", "ranks of " + describe(axes));
 }
 
-/// Returns `leaves` for a strategy on a mesh, which know how its sequences lie.
+/// Returns `leaves` with the token order of a strategy on a mesh.
 template <strategy S>
 deterministic_leaves leaves_under(deterministic_leaves leaves, const mesh_shape& mesh) {
   using specs = transformer_specs<S>;
@@ -428,15 +430,15 @@ deterministic_leaves leaves_under(deterministic_leaves leaves, const mesh_shape&
   return leaves;
 }
 
-// Strategies of the literature, and templates that change the attention policy or the storage of a strategy.
+// Strategies of the literature, and templates that change a strategy's attention policy or storage.
 
-/// The part of the tensor-parallel ranks over which kv heads are replicated, when there are fewer kv heads than ranks:
-/// the tensor dimension of a mesh is the two axes `tp` and `tp_rep` then, and no rule changes.
+/// The tensor-parallel ranks over which kv heads are replicated if there are fewer kv heads than ranks. The tensor
+/// dimension of the mesh then consists of two axes, `tp` and `tp_rep`.
 struct tp_rep : axis_tag<"tp_rep"> {};
 
-/// Tensor and sequence parallelism as in Megatron-LM (Korthikanti et al. 2022): the residual stream is sharded along
-/// the sequence between the parallel linears, so norms and residual sums are shared out too. Over cp the sequence stays
-/// sharded inside attention as well, as a ring; an extent of 1 costs nothing.
+/// Tensor and sequence parallelism as in Megatron-LM (Korthikanti et al. 2022). Between the parallel linears the
+/// residual stream is sharded along the sequence, so norms and residual sums are also distributed. Over cp the sequence
+/// stays sharded inside attention too, as a ring; an extent of 1 costs nothing.
 struct megatron_sp {
   using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>, axis<tp_rep>>;
   using residual = spec<shard<batch, dp>, shard<seq, cp, tp, tp_rep>, hidden>;
@@ -454,9 +456,9 @@ struct megatron_tp : megatron_sp {
 
 namespace detail {
 
-/// The residual of a strategy under another attention policy: its sequence is sharded over the policy's axes first,
-/// then over the tensor axes that sharded it before. The axes of the former policy are invariant unless they are used
-/// again.
+/// The residual of a strategy under another attention policy. Its sequence is sharded over the policy's axes first,
+/// then over the tensor axes of the old residual. The old policy's axes become invariant, unless the new policy uses
+/// them.
 template <class Base, class Policy, class Dim>
 struct residual_in_context {
   static constexpr layout value = [] {
@@ -493,9 +495,9 @@ struct context_parallel : Base {
   using attention = Policy;
 };
 
-/// `Base` with parameters stored sharded over the data-parallel ranks and gathered for a whole step: weights with a
+/// `Base` with parameters stored sharded over the data-parallel ranks, and gathered for a whole step. Weights with a
 /// hidden dim are sharded along it between steps. Weights without one stay whole: norms of heads, and biases of q, k, v
-/// and ffn. It shows what a strategy's `stored` does; a step under `zero_level::parameters` gathers unit by unit, as
+/// and ffn. It is an example of a strategy's `stored`. A step under `zero_level::parameters` gathers unit by unit, as
 /// ZeRO-3 does (Rajbhandari et al. 2020), and divides all shapes.
 template <class Base>
 struct stored_over_dp : Base {
@@ -503,8 +505,8 @@ struct stored_over_dp : Base {
   using stored = shard_further<Weight, hidden, dp>;
 };
 
-/// The extents of tp and tp_rep for a number of tensor-parallel ranks: tp gets the ranks that share out the kv heads,
-/// and tp_rep those that share one.
+/// The extents of tp and tp_rep for a number of tensor-parallel ranks: tp shards the kv heads, and tp_rep replicates
+/// each of them.
 struct tensor_extents {
   std::int64_t tp = 1, tp_rep = 1;
 };
@@ -517,7 +519,7 @@ inline tensor_extents split_tensor_ranks(std::int64_t ranks, std::int64_t kv_hea
 
 namespace detail {
 
-/// The residual with the axes of a branch's weights in another state, which shard nothing of it then.
+/// The residual with the axes of a branch's weights in the state `State`; they shard none of its dims.
 template <class S, state State>
 struct beside_value {
   static constexpr layout value = [] {
@@ -533,9 +535,9 @@ struct beside_value {
 
 }  // namespace detail
 
-/// `Base` for blocks whose branches stand side by side (PaLM, Chowdhery et al. 2022): y = x + attention(norm(x)) +
-/// mlp(norm(x)). Attention and MLP take the stream replicated over the axes of their weights and end partial over them.
-/// So `sum<residual, residual, attention, mlp>` gathers once and reduces once for both, forward and backward.
+/// `Base` for blocks with parallel branches (PaLM, Chowdhery et al. 2022): y = x + attention(norm(x)) + mlp(norm(x)).
+/// Attention and MLP take the stream replicated over the axes of their weights, and their outputs are partial over
+/// them. So `sum<residual, residual, attention, mlp>` gathers once and reduces once for both, forward and backward.
 template <class Base>
 struct in_parallel : Base {
   static_assert(detail::sharding_axes(layout_v<spec<typename Base::query_heads>>) ==
@@ -549,8 +551,8 @@ struct in_parallel : Base {
 
 // Strategies for mixtures of experts.
 
-/// A strategy for mixtures of experts. `expert` says how experts are placed, such as `shard<experts, ep>`. The optional
-/// `expert_feed_forward` says how the width of each expert is, such as `shard<ffn, tp>`; without it each expert is
+/// A strategy for mixtures of experts. `expert` is the placement of experts, such as `shard<experts, ep>`. The optional
+/// `expert_feed_forward` is the placement of each expert's width, such as `shard<ffn, tp>`; without it each expert is
 /// whole on its rank.
 template <class S>
 concept mixture_strategy = strategy<S> && requires { typename S::expert; };
@@ -569,7 +571,7 @@ struct expert_width<S> {
 
 }  // namespace detail
 
-/// The policy of `moe` under a strategy: tokens come and go as the residual lies.
+/// The policy of `moe` under a strategy: its input and output have the residual's spec.
 template <mixture_strategy S>
 struct mixture_policy {
   using derived_from = S;
@@ -579,8 +581,8 @@ struct mixture_policy {
   using output = typename S::residual;
 };
 
-/// Tensor and sequence parallelism as in Megatron-LM beside experts over an axis of their own, which shards samples
-/// too. Each expert is sharded over tp as an MLP is.
+/// Tensor and sequence parallelism as in Megatron-LM, with experts sharded over a further axis, which also shards
+/// samples. Each expert is sharded over tp like an MLP.
 struct megatron_experts : megatron_sp {
   using mesh = plait::mesh<axis<dp>, axis<ep>, axis<cp>, axis<tp>, axis<tp_rep>>;
   using residual = spec<shard<batch, dp, ep>, shard<seq, cp, tp, tp_rep>, hidden>;
@@ -588,7 +590,7 @@ struct megatron_experts : megatron_sp {
   using expert_feed_forward = shard<ffn, tp, tp_rep>;
 };
 
-/// `Base` with experts over the tensor-parallel axes too, each whole on its rank: rows travel in place of sums.
+/// `Base` with experts also sharded over the tensor-parallel axes, each whole on its rank: rows travel instead of sums.
 template <mixture_strategy Base>
 struct experts_over_tp : Base {
   using expert = shard<experts, ep, tp, tp_rep>;

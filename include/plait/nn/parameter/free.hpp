@@ -1,5 +1,5 @@
-// A parameter that no layer of plait has: the program's own kernel reads it and adds to its gradient. Its gather and
-// its gradient's reduction follow from two specs.
+// A parameter outside of layers: a program's own kernel reads it and adds to its gradient. Its gather and its
+// gradient's reduction are derived from two specs.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +23,14 @@ struct stored_spec {
 };
 }  // namespace detail
 
-/// A parameter of the program's own, such as learned positions or the weight of its own norm. `Placed` is how it lies
-/// in use, `Met` the spec of what it is multiplied with or added to: from the two follows over which axes its gradient
-/// is summed (`use_of`), so the program cannot forget one. In a checked step (`value_check`), ranks compare its values,
-/// and what they have added with what `Met` promises. Where these differ, the next `gather_parameters` or
-/// `zero_gradients` throws. `visit` gives it to optimizers, `reduce_all` and checkpoints.
+/// A parameter for a program's own kernel, such as learned positions or the weight of its own norm. `Placed` is its
+/// placement in use; `Met` is the spec of its partner in a product or a sum. The two determine the axes over which its
+/// gradient is summed (`use_of`), so the program cannot forget one. In a checked step (`value_check`), ranks compare
+/// its values, and the gradient terms that they added with the states that `Met` promises. If these differ, the next
+/// `gather_parameters` or `zero_gradients` throws. `visit` passes it to optimizers, `reduce_all` and checkpoints.
 ///
-/// `Stored` is how it lies between steps. Sharded over `dp` it is ZeRO's: `gather` brings it together, `reduce` sums
-/// and scatters its gradient, and an optimizer updates this rank's shard.
+/// `Stored` is its layout between steps. With a shard over `dp` this is ZeRO: `gather` gathers it, `reduce`
+/// reduce-scatters its gradient, and an optimizer updates this rank's shard.
 ///
 ///     using rows = spec<shard<batch, dp>, hidden>;
 ///     free_parameter<float, spec<hidden, ffn>, rows, spec<shard<hidden, dp>, ffn>> w(ctx, "w", {...});
@@ -39,7 +39,7 @@ class free_parameter {
   static_assert(enforced<detail::stored_spec<Stored>, Stored>);
 
  public:
-  /// As other layers' names, `name` must be unique in a model. `callers` may give weight, gradient and master.
+  /// `name` must be unique in a model, like the names of layers. `callers` may give weight, gradient and master.
   free_parameter(const context<Device>& ctx, const std::string& name, const parameter_memory<Precision>& callers = {},
                  initializer init = {})
       : names_(name) {
@@ -60,7 +60,7 @@ class free_parameter {
   }
 
   using met = Met;
-  /// How the program's kernel meets it: `Placed`, replicated where it is invariant and `Met` is not.
+  /// Its spec in the program's kernel: `Placed`, but replicated on axes where it is invariant and `Met` is not.
   using used = use_t<Placed, Met>;
 
   /// The values of this rank's part, for the program's kernel. Throws before `gather`.
@@ -78,7 +78,7 @@ class free_parameter {
   /// Elements of this rank's part.
   std::int64_t size() const { return weight()->used_size(); }
 
-  /// Binds it to other memory of the caller's (`linear::rebind`).
+  /// Binds it to other memory that the caller owns (`linear::rebind`).
   void rebind(const parameter_memory<Precision>& callers) {
     detail::rebind_parameters<Precision, Device>(names_.layer(), {parameter_}, {}, callers);
   }

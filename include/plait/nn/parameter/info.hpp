@@ -1,4 +1,4 @@
-// The description of a parameter, the states of its life, and the rule of its use.
+// The description of a parameter, its states, and the rule that determines its use.
 #pragma once
 
 #include <algorithm>
@@ -19,40 +19,39 @@
 
 namespace plait {
 
-/// How a parameter starts: normal with a deviation, or a constant.
+/// The initial values of a parameter: normal numbers with a standard deviation, or a constant.
 struct initializer {
   double mean = 0;
   double std = 0.02;
 };
 
-/// Describes a parameter to its users.
+/// The description of a parameter.
 struct parameter_info {
-  std::string name;                 ///< unique in a model; Hugging Face's, in models
+  std::string name;                 ///< unique in a model; in models the name of Hugging Face
   std::vector<std::int64_t> shape;  ///< logical and global, without padding; only the leading dim may be padded
   initializer init;
   bool decays = true;  ///< whether weight decay applies: matrices yes, norm weights and biases no
-  /// Whether the first and the last stage of a pipeline both have this parameter, as a tied embedding: its gradient is
-  /// summed over the two.
+  /// Whether the first and the last stage of a pipeline share this parameter, such as a tied embedding. Its gradient is
+  /// then summed over the two stages.
   bool tied_across_stages = false;
-  /// Whether it belongs to a hidden layer. The rows of embeddings, of learned positions and of a model's head stand for
-  /// one token or place each. They set it to false, and optimizers of matrices leave them alone
+  /// Whether it belongs to a hidden layer. Each row of an embedding, of learned positions or of a model's head belongs
+  /// to one token or position. Such layers set this to false, and optimizers of matrices skip them
   /// (parallel/optim/muon.hpp).
   bool hidden_layer = true;
-  double adapter_scale = 0;  ///< of an adapter's second matrix: the factor of the adapter's product
-  std::int64_t adapter_matrices =
-      1;  ///< of the same: how many weights, one above the other, have adapters of their own
+  double adapter_scale = 0;           ///< for an adapter's second matrix: the factor of the adapter's product
+  std::int64_t adapter_matrices = 1;  ///< also for an adapter: how many stacked weights have their own adapters
 };
 
 /// Whether a parameter of this name belongs to a low-rank adapter.
 inline bool is_of_adapter(std::string_view name) { return name.find(".lora_") != name.npos; }
 
-/// Whether a parameter is a matrix of a hidden layer, by its logical shape: what Muon takes. Embeddings and heads are
-/// excluded by `parameter_info::hidden_layer`. Norms, biases, and experts' weights that lie in one parameter are no
-/// matrices.
+/// Whether a parameter is a matrix of a hidden layer, by its logical shape; Muon updates such matrices.
+/// `parameter_info::hidden_layer` excludes embeddings and heads. Norms, biases, and experts' weights in one parameter
+/// are not matrices.
 inline bool is_hidden_matrix(const parameter_info& info) { return info.hidden_layer && info.shape.size() == 2; }
 
-/// Returns what the update of a parameter costs, in any unit, where each has one owner: rows x columns x min(rows,
-/// columns) of a matrix that is made orthogonal. Compared to that, the elements of others count for little.
+/// Returns the relative cost of a parameter's update if one rank updates it. For a matrix that is orthogonalised this
+/// is rows x columns x min(rows, columns); for others it is negligible.
 inline double update_cost(const parameter_info& info) {
   double cost = 1;
   for (const std::int64_t extent : info.shape) cost *= static_cast<double>(extent);
@@ -60,7 +59,7 @@ inline double update_cost(const parameter_info& info) {
 }
 
 namespace detail {
-/// Whether dims lie otherwise where a parameter is stored than where it is used.
+/// Whether dims are placed differently in storage and in use.
 constexpr bool stored_apart(const layout& stored, const layout& placed) {
   for (const dim_placement& p : stored.dims)
     if (!(p.axes == placed.axes_of(p.dim))) return true;
@@ -68,14 +67,14 @@ constexpr bool stored_apart(const layout& stored, const layout& placed) {
 }
 }  // namespace detail
 
-/// Where a parameter stands. A step is: `gather`; `zero_gradient`; any number of passes; `reduce`; the optimizer's
-/// `update` with what `reduce` returned.
+/// The state of a parameter. The calls of a step are: `gather`; `zero_gradient`; any number of passes; `reduce`; the
+/// optimizer's `update` with the result of `reduce`.
 enum class parameter_state : std::uint8_t {
-  stale,         ///< the stored values have changed, or are away: layers must not read it before `gather`
+  stale,         ///< values have changed or are absent: layers must not read them before `gather`
   gathered,      ///< layers may read it
   accumulating,  ///< backward passes add to its gradient
-  reduced,       ///< the gradient is complete, and waits for an optimizer
-  updated        ///< stale, by an optimizer
+  reduced,       ///< the gradient is complete, ready for an optimizer
+  updated        ///< changed by an optimizer
 };
 
 constexpr const char* name_of(parameter_state s) {
@@ -87,10 +86,10 @@ constexpr const char* name_of(parameter_state s) {
 
 namespace plait::detail {
 
-// The first values of a parameter on this rank, and its padding.
+// The initial values of a parameter on this rank, and its padding.
 
-/// Fills `values`, of the size of `part`, with the mean or with normal numbers, as in `info`. The numbers are from
-/// number `stream` of the random streams of the context's seed, keyed by the global index.
+/// Fills `values`, which has the size of `part`, with the mean or with normal numbers, according to `info`. The numbers
+/// come from the random stream `stream` of the context's seed, keyed by the global index.
 template <class T, compute_device Device>
 void fill_initial(const context<Device>& ctx, const parameter_info& info, const box& part, std::uint64_t stream,
                   T* values) {
@@ -100,15 +99,15 @@ void fill_initial(const context<Device>& ctx, const parameter_info& info, const 
     kernels::fill_normal(ctx.device, values, part, ctx.seed, stream, info.init.mean, info.init.std);
 }
 
-/// Returns how many rows at the end of the parameter that `part` is of are padding: those beyond its logical shape.
-/// Throws where the logical shape is not that of the first rows.
+/// Returns the number of padding rows at the end of the whole parameter: rows beyond its logical shape. Throws if the
+/// logical shape does not consist of its first rows.
 inline std::int64_t padding_of(const parameter_info& info, const box& part) {
   std::int64_t logical = 1;
   std::string shape;
   for (const std::int64_t n : info.shape) logical *= n, append(shape, {shape.empty() ? "" : " x ", n});
   const std::int64_t rows = part.dims > 0 ? part.global[0] : 1, all = part.global_size();
   if (logical == all) return 0;
-  if (logical < 1 || logical > all || logical % (all / rows) != 0)  // 1 <= logical <= all: there are rows
+  if (logical < 1 || logical > all || logical % (all / rows) != 0)  // 1 <= logical <= all, so there are rows
     fail({"parameter ", info.name, ": its shape ", shape, " has ", logical, " elements, which are not the first of ",
           rows, " rows of ", all / rows, ", as the context's sizes give; only the leading dim may be padded"});
   return rows - logical / (all / rows);
@@ -118,12 +117,12 @@ inline std::int64_t padding_of(const parameter_info& info, const box& part) {
 
 namespace plait {
 
-// The rule by which the use of a parameter follows from its placement and its partner's layout, as constexpr functions.
+// The rule that derives a parameter's use from its placement and its partner's layout, as constexpr functions.
 
-/// How a parameter is used, given how its dims are placed and the layout of its partner: the input of a product, the
-/// rows of a norm, the output that a bias is added to. It is replicated over every axis on which its partner varies or
-/// is replicated, and which does not shard it. So its gradient is partial there, and the reduction follows. This rule
-/// is the only source of a parameter's use.
+/// Returns the layout of a parameter in use. `placed` is the placement of its dims. `met` is the layout of its partner:
+/// the input of a product, the rows of a norm, or the output to which a bias is added. The parameter is replicated over
+/// every axis that does not shard it and on which its partner varies or is replicated. So its gradient is partial
+/// there, which determines the reduction. A parameter's use always comes from this rule.
 constexpr layout use_of(layout placed, const layout& met) {
   for (axis_id axis : met.mentioned()) {
     if (placed.state_of(axis) != state::invariant) continue;
@@ -133,8 +132,8 @@ constexpr layout use_of(layout placed, const layout& met) {
   return placed;
 }
 
-/// Parameters are stored sharded or invariant: one stored replicated would reach the optimizer with a gradient that is
-/// still partial.
+/// Requires a stored layout that is sharded or invariant. A stored parameter that is replicated would give the
+/// optimizer a gradient that is still partial.
 constexpr verdict check_stored(const layout& stored) {
   verdict v;
   for (axis_id axis : stored.replicated)
@@ -145,7 +144,7 @@ constexpr verdict check_stored(const layout& stored) {
 }
 
 namespace detail {
-/// `use_of` on a mesh; `met` has to mention every axis of it.
+/// `use_of` on a mesh; `met` must mention every axis of the mesh.
 inline layout checked_use(const mesh_shape& mesh, const std::string& name, const layout& placed, const layout& met) {
   enforce(check_boundary(met, mesh), cat({"parameter ", name, ": what it meets, ", describe(met)}));
   return use_of(placed, met);
@@ -157,7 +156,7 @@ struct use_value {
 };
 }  // namespace detail
 
-/// The use as a type: `use_t<spec<hidden>, residual>` is the spec of a norm's weight where it is used.
+/// The layout in use as a type: `use_t<spec<hidden>, residual>` is the spec in use of a norm's weight.
 template <spec_like Placed, spec_like Met>
 using use_t = spec_from<detail::use_value<Placed, Met>, Placed, Met>;
 

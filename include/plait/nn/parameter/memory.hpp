@@ -1,4 +1,4 @@
-// The caller's memory for a layer's parameters, when the layer is made, and other memory for them later.
+// The caller's memory for a layer's parameters, given to the layer's constructor, and its later replacement.
 #pragma once
 
 #include <cstddef>
@@ -20,13 +20,13 @@
 
 namespace plait {
 
-/// States that the layer allocates a part of its parameters' memory, when it is first needed:
-/// `{.weight = mine, .gradient = pl::own_memory}`.
+/// Requests that the layer allocates this array when it is first needed: `{.weight = mine, .gradient =
+/// pl::own_memory}`.
 struct own_memory_t {};
 inline constexpr own_memory_t own_memory{};
 
-/// Where memory lies: at the caller's pointer, in the layer's own memory, or unsaid. A typed pointer (`part`) is
-/// compared with the layer's array when the layer is made: dims, their axes, and sizes.
+/// The place of an array: the caller's pointer, memory of the layer, or not given. The layer's constructor compares a
+/// typed pointer (`part`) with its array: dims, axes and sizes.
 template <class T>
 class memory_at {
  public:
@@ -44,12 +44,12 @@ class memory_at {
     lies_ = &layout_v<Spec>, size_ = typed.size();
   }
 
-  /// Null for memory of the layer's own.
+  /// Null for memory that the layer allocates.
   constexpr T* pointer() const { return at_; }
   constexpr bool said() const { return said_; }
   /// Whether the caller has given a pointer.
   constexpr bool given() const { return here_; }
-  /// Where a typed pointer was given: how it lies, and its elements. Null for a bare one.
+  /// The layout and the number of elements of a typed pointer; null for a bare pointer.
   const layout* lies() const { return lies_; }
   std::int64_t size() const { return size_; }
 
@@ -61,24 +61,24 @@ class memory_at {
   bool here_ = false;
 };
 
-/// An array of a layer's parameters: of one, or of several, one after the other.
+/// The layouts of an array with the parameters of a layer: one, or several contiguous ones.
 struct array_layouts {
   layout used, stored;
   std::int64_t used_size = 0, stored_size = 0;
-  bool apart = false;    ///< whether one of them is stored in another way than it is used
-  bool several = false;  ///< which no part can describe
+  bool apart = false;    ///< whether storage and use differ for one of them
+  bool several = false;  ///< no part can describe several
 };
 
-/// The caller's memory for a layer's parameters: this rank's part, as it is used, with values in it and gradients that
-/// are zero. A layer without any of it has memory of its own. A caller that gives one of them names all that the layer
-/// has, so that no allocation is hidden: `pl::own_memory` where the layer is to allocate it.
+/// The caller's memory for a layer's parameters: this rank's part in the layout of use, with values, and with gradients
+/// that are zero. A layer that is given none allocates its own. If the caller gives one array, it must name every array
+/// of the layer, so that no allocation is hidden. `pl::own_memory` stands for arrays that the layer allocates.
 ///
-/// Masters are the values between steps, as the parameter is stored: of precisions whose weights are rounded (`bf16`),
-/// and of parameters that a policy stores in another way than they are used. With `pl::own_memory` they begin as the
-/// caller's weights, where they lie alike.
+/// Masters are the values between steps, in the stored layout. They exist if the precision rounds weights (`bf16`), or
+/// if a policy's stored layout differs from that of use. With `pl::own_memory` they begin as copies of the caller's
+/// weights, if the layouts are equal.
 ///
-/// A parameter that is stored in another way also has reduced gradients of its own, as it is stored. Its weight and
-/// gradient are used from `gather` to the last pass, and from `zero_gradient` to `reduce`: between these, the program
+/// A parameter with a different stored layout also has separate reduced gradients, in the stored layout. Its weight is
+/// in use from `gather` to the last pass, and its gradient from `zero_gradient` to `reduce`. At other times the program
 /// may use this memory for other parameters (ZeRO).
 template <class Precision>
 struct parameter_memory {
@@ -91,15 +91,15 @@ struct parameter_memory {
   memory_at<gradient_of<Precision>> reduced{};
   memory_at<gradient_of<Precision>> bias_reduced{};
 
-  /// Whether any of it is named.
+  /// Whether any array is given.
   bool says_anything() const {
     return weight.said() || gradient.said() || bias.said() || bias_gradient.said() || master.said() ||
            bias_master.said() || reduced.said() || bias_reduced.said();
   }
 
-  /// Throws if a pointer is null, if something is missing, or if the layer has no use for it: a weight that is another
-  /// layer's or a bias without one (null), masters where nothing is rounded or stored in another way. Throws also where
-  /// a typed pointer lies in another way than the array.
+  /// Throws if a pointer is null or an array is missing. Throws also if the layer does not need an array. Such arrays
+  /// are the weight of another layer, a bias of a layer without one, and masters if nothing is rounded or stored
+  /// differently. Throws also if a typed pointer has another layout than the array.
   void require_complete(const std::string& layer, const array_layouts* weights, const array_layouts* biases) const {
     constexpr bool rounded = !std::is_same_v<weight_of<Precision>, master_of<Precision>>;
     const bool w_apart = weights && weights->apart, b_apart = biases && biases->apart;
@@ -125,7 +125,7 @@ struct parameter_memory {
   }
 
  private:
-  /// One array as the caller names it, and what the layer needs of it.
+  /// One array as the caller gives it, with the layer's requirements.
   struct asked {
     template <class T>
     asked(std::string_view n, const memory_at<T>& at, const array_layouts* a, bool is_needed, bool is_stored)
@@ -179,7 +179,7 @@ struct memory_part {
   bool said;
 };
 
-/// For a layer that is made of several: throws if the memory of one is named and the memory of another is not.
+/// For a layer of several sublayers: throws if the caller gives the memory of some and not of others.
 inline void require_all_parts(std::string_view layer, std::initializer_list<memory_part> parts) {
   const char* first = nullptr;
   for (const memory_part& p : parts)
@@ -196,15 +196,15 @@ inline void require_all_parts(std::string_view layer, std::initializer_list<memo
 
 namespace plait::detail {
 
-// Other memory after the layer was made. Memory of the layer's own is not replaced.
+// Later changes of the caller's memory. Memory that the layer owns is not replaced.
 
-/// Binds parameters that lie one after the other in one array, such as the weights of several linears, to other memory.
+/// Binds contiguous parameters, such as the weights of several linears, to other memory.
 template <class Precision, compute_device Device>
 class parameter_rebinding {
   using parameters = std::vector<parameter_ptr<Precision, Device>>;
 
  public:
-  /// `prefix` is "bias_" or "": where the parameters' memory is in `memory`.
+  /// `prefix` is "bias_" or "", and selects the members of `parameter_memory`.
   parameter_rebinding(std::string_view layer, std::string_view prefix, const parameters& all,
                       memory_at<weight_of<Precision>> values, memory_at<gradient_of<Precision>> gradients,
                       memory_at<master_of<Precision>> masters, memory_at<gradient_of<Precision>> reduced)
@@ -216,7 +216,7 @@ class parameter_rebinding {
         masters_(masters),
         reduced_(reduced) {}
 
-  /// Throws where memory of the layer's own would be replaced, or the caller's is not named again.
+  /// Throws if memory that the layer owns would be replaced, or if the caller's memory is not given again.
   void check() const {
     for (const auto& p : all_) {
       if (!p) continue;
@@ -234,8 +234,8 @@ class parameter_rebinding {
     }
   }
 
-  /// The parameters are then as a layer that is made on this memory has them: where values or masters are elsewhere,
-  /// they are read there; where gradients are, a sum has begun in them.
+  /// Puts the parameters into the state of a layer that is constructed on this memory. Values or masters with a new
+  /// address are read there; gradients with a new address are a begun sum.
   void apply() const {
     master_of<Precision>* master = masters_.pointer();
     gradient_of<Precision>* reduced = reduced_.pointer();
@@ -287,10 +287,11 @@ class parameter_rebinding {
   memory_at<gradient_of<Precision>> reduced_;
 };
 
-/// Whether a rebinding is done, or only checked, by a layer that is made of several and changes all of them or none.
+/// Whether a rebinding is done or only checked. A layer of several sublayers first checks all, so it changes all of
+/// them or none.
 enum class rebinding : std::uint8_t { done, checked };
 
-/// How the array of some parameters lies; nothing where there are none.
+/// The layouts of an array with these parameters; none if there are no parameters.
 template <class Precision, compute_device Device>
 std::optional<array_layouts> layouts_of(const std::vector<parameter_ptr<Precision, Device>>& all) {
   std::optional<array_layouts> out;
@@ -304,8 +305,8 @@ std::optional<array_layouts> layouts_of(const std::vector<parameter_ptr<Precisio
   }
   return out;
 }
-/// Throws unless the caller's memory is what a layer of these parameters needs. `tied`: the weight is another layer's.
-/// A parameter is null for a branch without a bias.
+/// Throws unless the caller's memory fits a layer with these parameters. `tied`: the weight belongs to another layer. A
+/// parameter is null for a branch without a bias.
 template <class Precision, compute_device Device>
 void require_memory(std::string_view layer, const std::vector<parameter_ptr<Precision, Device>>& weights,
                     const std::vector<parameter_ptr<Precision, Device>>& biases,
@@ -323,8 +324,8 @@ PLAIT_INSTANTIATE(bf16)
 PLAIT_INSTANTIATE(double)
 #undef PLAIT_INSTANTIATE
 
-/// Binds a layer's weights and biases to other memory of the caller's, or throws and changes nothing. `tied`: that
-/// layer binds it.
+/// Binds a layer's weights and biases to other memory that the caller owns, or throws and changes nothing. A `tied`
+/// weight is bound by its own layer.
 template <class Precision, compute_device Device>
 void rebind_parameters(std::string_view layer, const std::vector<parameter_ptr<Precision, Device>>& weights,
                        const std::vector<parameter_ptr<Precision, Device>>& biases,
