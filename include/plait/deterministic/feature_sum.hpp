@@ -20,7 +20,8 @@
 
 namespace plait {
 
-/// A sum over a dim in deterministic leaves, neighbours on each rank, and its all-reduce or reduce-scatter.
+/// A sum over a dim in deterministic leaves, neighbours on each rank, and its all-reduce or reduce-scatter. Ranks may
+/// have unequally many leaves.
 template <compute_device Device>
 class feature_sum {
  public:
@@ -33,13 +34,16 @@ class feature_sum {
     const mesh_shape& mesh = ctx.ranks.shape();
     const axis_list axes = ctx.ranks.pruned(placed.axes_of(dim));
     const std::int64_t ranks = mesh.size(axes);
-    if (leaves % ranks != 0)
+    const std::vector<leaf_range> of_rank = leaves_of_ranks(ctx.sizes, dim, ranks, leaves);
+    if (of_rank.empty()) {
+      const dim_placement shared{dim, axes};
       fail({name, ": deterministic sums cut ", dim.text(), " = ", ctx.sizes.of(dim), " into ", leaves,
             " leaves (deterministic_leaves::features = ", ctx.deterministic.features, "), which ", ranks, " ranks of ",
             describe(axes), " cannot share out; legal are features with a common divisor with ", ctx.sizes.of(dim),
-            " that is a multiple of ", ranks});
-    local_ = leaves / ranks;
-    first_ = mesh.index_in(ctx.ranks.rank(), axes) * local_;
+            " that is a multiple of ", ctx.sizes.of(dim) / common_part(shared, mesh, ctx.sizes),
+            detail::or_blocks(shared, mesh, ctx.sizes, leaves)});
+    }
+    own_ = of_rank[static_cast<std::size_t>(mesh.index_in(ctx.ranks.rank(), axes))];
     if (moves.trivial()) {
       if (ranks > 1)
         fail({name, ": a sum over ranks of ", describe(axes), " stays partial, which has no deterministic order"});
@@ -53,15 +57,13 @@ class feature_sum {
       fail({name, ": deterministic sums have an order for sums that one all-reduce or reduce-scatter over ",
             describe(axes), " completes; here it is ", describe_steps(moves.planned())});
     std::vector<std::vector<tree_node>> members;
-    for (const std::int64_t r : ranks_of_group(mesh, over, ctx.ranks.rank())) {
-      const std::int64_t first = mesh.index_in(r, axes) * local_;
-      members.push_back(roots_of(std::vector<leaf_range>{{first, first + local_}}, leaves));
-    }
+    for (const std::int64_t r : ranks_of_group(mesh, over, ctx.ranks.rank()))
+      members.push_back(roots_of({&of_rank[static_cast<std::size_t>(mesh.index_in(r, axes))], 1}, leaves));
     exchange_ = deterministic_exchange(*moved_->comm, std::move(members), leaves);
   }
 
-  explicit operator bool() const { return local_ > 0; }
-  std::int64_t local_leaves() const { return local_; }
+  explicit operator bool() const { return local_leaves() > 0; }
+  std::int64_t local_leaves() const { return own_.end - own_.begin; }
 
   /// Calls product(leaf of this rank, A* out, bool adds) for each leaf, with room for `elements` sums; `adds` as for
   /// `deterministic_sum::add`, where `may_add`. Then done(const A* sum), this rank's part of the complete one; it is in
@@ -70,8 +72,8 @@ class feature_sum {
   void run(Device& device, std::int64_t elements, bool may_add, function_ref<void(std::int64_t, A*, bool)> product,
            A* into, function_ref<void(const A*)> done) const {
     deterministic_sum<A, Device> sum(elements, leaves_);
-    for (std::int64_t i = 0; i < local_; ++i)
-      sum.add(device, first_ + i, may_add, [&](A* out, bool adds) { product(i, out, adds); });
+    for (std::int64_t i = 0; i < local_leaves(); ++i)
+      sum.add(device, own_.begin + i, may_add, [&](A* out, bool adds) { product(i, out, adds); });
     partial_sums<A, Device> own = sum.parts();
     if (exchange_) {
       if (moved_->kind == transition_kind::all_reduce)
@@ -109,7 +111,8 @@ class feature_sum {
     return all;
   }
 
-  std::int64_t leaves_ = 0, local_ = 0, first_ = 0;
+  std::int64_t leaves_ = 0;
+  leaf_range own_;  ///< leaves of this rank
   std::optional<single_collective> moved_;
   deterministic_exchange exchange_;
   std::string name_;

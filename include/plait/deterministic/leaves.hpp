@@ -134,6 +134,24 @@ inline layout without_dims(layout a, const layout& features) {
   return a;
 }
 
+/// The greatest number that divides every rank's part of a dim, and so where each part begins.
+inline std::int64_t common_part(const dim_placement& p, const mesh_shape& mesh, const dim_sizes& sizes) {
+  const std::int64_t ranks = mesh.size(p.axes);
+  std::int64_t common = sizes.of(p.dim);
+  for (std::int64_t i = 1; i < ranks; ++i) common = std::gcd(common, sizes.begin_of(p.dim, ranks, i));
+  return common;
+}
+
+namespace detail {
+/// The end of an error where ranks could share out whole leaves in blocks; empty elsewhere.
+inline std::string or_blocks(const dim_placement& p, const mesh_shape& mesh, const dim_sizes& sizes,
+                             std::int64_t leaves) {
+  const std::int64_t size = sizes.of(p.dim);
+  if (size % leaves != 0 || leaves < mesh.size(p.axes)) return {};
+  return cat({", or ", p.dim.text(), " in blocks of ", size / leaves, " (dim_sizes::set)"});
+}
+}  // namespace detail
+
 /// How fine the leaves of a sum over tokens are. Sums over rows that tensor parallelism shards too, as norms' are under
 /// sequence parallelism, are `fine`: each chunk of the sequence is cut into `deterministic_leaves::features` more.
 enum class token_grain : std::uint8_t { coarse, fine };
@@ -186,6 +204,8 @@ class token_leaves {
   std::vector<piece> pieces_in_chunk(std::int64_t chunk) const;
   /// Throws where the rows have no leaves. Returns whether their second dim is a sequence.
   bool require_leaves() const;
+  /// Throws on every rank alike where one would have a part of a chunk of the sequence.
+  void require_whole_chunks() const;
   /// The sequence's part of a box of the rows: its tokens, and where they begin.
   std::pair<std::int64_t, std::int64_t> along_sequence(const box& part) const {
     return has_sequence_ ? std::pair{part.offset[1], part.local[1]} : std::pair<std::int64_t, std::int64_t>{0, 1};
@@ -201,6 +221,7 @@ class token_leaves {
   std::int64_t inner_ = 1;                             ///< rows of a token
   std::int64_t chunks_ = 1, samples_ = 1, chunk_ = 1;  ///< chunk_: tokens in a chunk
   std::int64_t batch_ = 1, local_batch_ = 1, first_batch_ = 0, local_tokens_ = 1;
+  std::int64_t unit_ = 1;  ///< of samples: every rank has whole ones
   std::vector<piece> pieces_;
   axis_list shared_;  ///< whose ranks have each other's leaves
 };
@@ -208,6 +229,19 @@ class token_leaves {
 /// The leaves of a dim of features: the greatest number that divides both it and `deterministic_leaves::features`.
 inline std::int64_t feature_leaves(const deterministic_leaves& leaves, std::int64_t size) {
   return std::gcd(leaves.features, size);
+}
+
+/// The leaves of each of `ranks` ranks that share out a dim, of `leaves` in all, in order. None where some rank would
+/// have a part of a leaf.
+inline std::vector<leaf_range> leaves_of_ranks(const dim_sizes& sizes, dim_id dim, std::int64_t ranks,
+                                               std::int64_t leaves) {
+  std::vector<leaf_range> all;
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const std::int64_t end = sizes.begin_of(dim, ranks, r + 1) * leaves;
+    if (end % sizes.of(dim) != 0) return {};
+    all.push_back({all.empty() ? 0 : all.back().end, end / sizes.of(dim)});
+  }
+  return all;
 }
 
 /// Whether sums over a dim have leaves: the library's dims that tensor parallelism shards, and every dim that `placed`,
@@ -226,9 +260,6 @@ PLAIT_INLINE token_leaves::token_leaves(const deterministic_leaves& order, const
   if (zigzag && order.zigzag < 1)
     fail({name_, ": deterministic sums of a sequence in zigzag order need to know its ranks: give the context ",
           "leaves_under<strategy>(leaves, mesh)"});
-  if (!even(tokens, mesh, sizes))
-    fail({name_, ": deterministic sums need ranks with equally many tokens, and a dim of ", describe(tokens),
-          " does not divide by the ranks that shard it"});
   if (order.token_chunks > 1) sizes_.set(tokens.dims[1].dim, sizes.of(tokens.dims[1].dim) * order.token_chunks);
   const box here = local_box(tokens, mesh, sizes_, rank);
   const std::int64_t length = has_sequence_ ? here.global[1] : 1;
@@ -244,12 +275,34 @@ PLAIT_INLINE token_leaves::token_leaves(const deterministic_leaves& order, const
           "), which do not divide it"});
   chunk_ = length / chunks_;
   sequence_ = zigzag ? sequence_order::zigzag(length, order.zigzag) : sequence_order::original(length);
+  if (has_sequence_) require_whole_chunks();
   const auto [first, count] = along_sequence(here);
   pieces_ = pieces_of(first, count);
-  const std::int64_t ranks = batch_ / local_batch_;
-  if (samples_ % ranks != 0)
+  unit_ = common_part(tokens.dims[0], mesh, sizes_);
+  if (samples_ % (batch_ / unit_) != 0)
     fail({name_, ": deterministic sums have deterministic_leaves::samples = ", samples_, " leaves of samples, which ",
-          ranks, " ranks of ", describe(tokens), " cannot share out; legal are multiples of ", ranks});
+          mesh.size(tokens.dims[0].axes), " ranks of ", describe(tokens), " cannot share out; legal for ",
+          tokens.dims[0].dim.text(), " = ", batch_, " are multiples of ", batch_ / unit_,
+          detail::or_blocks(tokens.dims[0], mesh, sizes_, samples_)});
+}
+
+PLAIT_INLINE void token_leaves::require_whole_chunks() const {
+  const dim_placement& along = tokens_.dims[1];
+  const std::int64_t ranks = mesh_.size(along.axes), finer = chunks_ / order_.sequence;
+  std::int64_t common = sequence_.length(), cut = 0;
+  for (std::int64_t i = 0; i < ranks; ++i) {
+    const std::int64_t begin = sizes_.begin_of(along.dim, ranks, i), end = sizes_.begin_of(along.dim, ranks, i + 1);
+    for (const token_run& run : sequence_.runs(begin, end - begin)) {
+      common = std::gcd(common, std::gcd(run.position, run.length));
+      if (cut == 0 && (run.position % chunk_ != 0 || run.length % chunk_ != 0)) cut = run.length;
+    }
+  }
+  if (cut == 0) return;
+  const std::int64_t runs = sequence_.length() / common;
+  fail({name_, ": deterministic_leaves::sequence = ", order_.sequence, " makes chunks of ", chunk_, " of the ",
+        sequence_.length(), " tokens, and one of ", ranks, " ranks has ", cut, " neighbours of ", describe(tokens_),
+        "; legal are multiples of ", runs / std::gcd(runs, finer),
+        sequence_.is_text() ? detail::or_blocks(along, mesh_, sizes_, chunks_) : ""});
 }
 
 PLAIT_INLINE bool token_leaves::require_leaves() const {
@@ -266,15 +319,8 @@ PLAIT_INLINE bool token_leaves::require_leaves() const {
 
 PLAIT_INLINE std::vector<token_leaves::piece> token_leaves::pieces_of(std::int64_t offset, std::int64_t length) const {
   std::vector<piece> all;
-  for (const token_run& run : sequence_.runs(offset, length)) {
-    if (run.position % chunk_ != 0 || run.length % chunk_ != 0) {
-      const std::int64_t runs = sequence_.length() / run.length, finer = chunks_ / order_.sequence;
-      fail({name_, ": deterministic_leaves::sequence = ", order_.sequence, " makes chunks of ", chunk_,
-            " tokens, and ranks have ", run.length, " neighbours of ", describe(tokens_), "; legal are multiples of ",
-            runs / std::gcd(runs, finer)});
-    }
+  for (const token_run& run : sequence_.runs(offset, length))
     for (std::int64_t at = 0; at < run.length; at += chunk_) all.push_back({(run.position + at) / chunk_, run.at + at});
-  }
   return all;
 }
 
@@ -295,10 +341,10 @@ PLAIT_INLINE std::vector<token_leaves::leaf> token_leaves::of_microbatch(std::in
     fail({name_, ": deterministic sums over ", count, " microbatches of a step have an order for rows of batch alone, ",
           "and these are of ", describe(tokens_), "; use one microbatch"});
   const std::int64_t all = batch_ * count, group = all / samples_;
-  if (all % samples_ != 0 || local_batch_ % group != 0)
+  if (all % samples_ != 0 || unit_ % group != 0)
     fail({name_, ": deterministic_leaves::samples = ", samples_, " leaves of ", all, " samples in a step are ",
-          all % samples_ != 0 ? "uneven" : cat({group, " samples each"}), ", and a microbatch has ", local_batch_,
-          " on a rank; legal are multiples of ", batch_ / local_batch_ * count, " that divide ", all});
+          all % samples_ != 0 ? "uneven" : cat({group, " samples each"}), ", and ranks have multiples of ", unit_,
+          " in a microbatch; legal are multiples of ", batch_ / unit_ * count, " that divide ", all});
   std::vector<leaf> leaves;
   const std::int64_t first = (first_batch_ * count + index * local_batch_) / group;
   for (const piece& p : pieces)

@@ -58,8 +58,10 @@ class deterministic_linear {
     }
     std::int64_t leaves = 0;
     axis_list axes;
+    std::vector<dim_id> dims;
     for (const auto& b : d.branches) {
       const dim_id dim = leading(b.placed, b.output, true);
+      dims.push_back(dim);
       const bool cut = has_feature_leaves(dim, b.placed);
       const axis_list over = ctx.ranks.pruned(b.placed.axes_of(dim));
       if (&b != d.branches.data() && (cut != (leaves > 0) || !(over == axes)))
@@ -67,11 +69,11 @@ class deterministic_linear {
       axes = over;
       if (cut) leaves = std::gcd(leaves, feature_leaves(ctx.deterministic, ctx.sizes.of(dim)));
     }
-    if (leaves > 0)
-      own_ = feature_sum<Device>(ctx, weight, leading(weight, d.branches[0].output, true), leaves, spread,
-                                 name + ": gradient of the input");
-    else if (!spread.trivial())
-      refuse("a gradient of the input that is summed over ranks without leaves");
+    if (leaves > 0) {
+      own_ = feature_sum<Device>(ctx, weight, dims[0], leaves, spread, name + ": gradient of the input");
+      require_equal_leaves(ctx, dims, axes, leaves, name);
+    }
+    if (leaves == 0 && !spread.trivial()) refuse("a gradient of the input that is summed over ranks without leaves");
     tokens_ = token_leaves(ctx.deterministic, without_dims(d.gathered, d.branches[0].weight), ctx.ranks.shape(),
                            ctx.sizes, ctx.ranks.rank(), token_grain::coarse, name);
     made_ = true;
@@ -142,6 +144,18 @@ class deterministic_linear {
       kernels::cast(device, sum, y, size);
     }
     if (addend) kernels::accumulate(device, addend, y, size);
+  }
+  /// Throws unless each rank of `axes` has the same leaves of all `dims`, of which the first has whole ones.
+  static void require_equal_leaves(const context<Device>& ctx, const std::vector<dim_id>& dims, const axis_list& axes,
+                                   std::int64_t leaves, const std::string& name) {
+    const std::int64_t ranks = ctx.ranks.shape().size(axes);
+    const std::vector<leaf_range> of_first = leaves_of_ranks(ctx.sizes, dims[0], ranks, leaves);
+    const auto with_size = [&](dim_id dim) { return cat({dim.text(), " = ", ctx.sizes.of(dim)}); };
+    for (const dim_id dim : dims)
+      if (leaves_of_ranks(ctx.sizes, dim, ranks, leaves) != of_first)
+        fail({name, ": deterministic sums join ", leaves, " leaves of ", with_size(dims[0]), " with as many of ",
+              with_size(dim), ", and one of ", ranks, " ranks of ", describe(axes), " has others of these; legal are ",
+              "blocks of ", ctx.sizes.of(dims[0]) / leaves, " and ", ctx.sizes.of(dim) / leaves, " (dim_sizes::set)"});
   }
   /// The first dim of a weight that is, or is not, its output's.
   static dim_id leading(const layout& weight, const layout& output, bool own) {

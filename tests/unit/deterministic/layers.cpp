@@ -32,9 +32,9 @@ const testing::on_cpu deterministic{{.deterministic = true}};
 
 dim_sizes sizes() {
   dim_sizes s = transformer_sizes(4, 16);
-  s.set(dim_of<zseq>, 16), s.set(dim_of<hidden>, 24), s.set(dim_of<ffn>, 40);
-  s.set(dim_of<heads>, 8), s.set(dim_of<kv_heads>, 4), s.set(dim_of<head_dim>, 4);
-  s.set(dim_of<points>, 12), s.set(dim_of<views>, 3);
+  s.set(dim_of<zseq>, 16), s.set(dim_of<hidden>, 24), s.set(dim_of<ffn>, 40, 5);
+  s.set(dim_of<heads>, 8, 2), s.set(dim_of<kv_heads>, 4), s.set(dim_of<head_dim>, 4);
+  s.set(dim_of<points>, 12, 3), s.set(dim_of<views>, 3);
   return s;
 }
 
@@ -48,20 +48,20 @@ void check_near(const std::vector<double>& a, const std::vector<double>& b, doub
 
 /// `make` makes a layer whose values are of T.
 template <class T, class Mesh, class Make>
-void check(const Mesh& alone, std::initializer_list<Mesh> meshes, Make&& make) {
+void check(const Mesh& alone, std::initializer_list<Mesh> meshes, Make&& make, const deterministic_leaves& of = order,
+           const dim_sizes& lengths = sizes()) {
   for (const bool deferred : {false, true}) {
-    const layer_run how{
-        .policy = deferred ? recompute::selective : recompute::none, .deferred = deferred, .order = order};
-    const layer_values one = run_on(alone, sizes(), make, how, deterministic)[0];
+    const layer_run how{.policy = deferred ? recompute::selective : recompute::none, .deferred = deferred, .order = of};
+    const layer_values one = run_on(alone, lengths, make, how, deterministic)[0];
     CHECK(one.found.text() == "");
-    const layer_values usual = run_on(alone, sizes(), make)[0];
+    const layer_values usual = run_on(alone, lengths, make)[0];
     const double tolerance = sizeof(T) == 8 ? 1e-13 : 1e-4;
     check_near(one.y, usual.y, tolerance);
     check_near(one.dx, usual.dx, tolerance);
     for (std::size_t i = 0; i < one.gradients.size(); ++i)
       check_near(one.gradients[i].second, usual.gradients[i].second, tolerance);
     for (const Mesh& mesh : meshes)
-      for (const layer_values& rank : run_on(mesh, sizes(), make, how, deterministic)) {
+      for (const layer_values& rank : run_on(mesh, lengths, make, how, deterministic)) {
         INFO(describe(mesh.shape()));
         CHECK(rank.found.text() == "");
         CHECK(rank.y == one.y);
@@ -75,9 +75,10 @@ void check(const Mesh& alone, std::initializer_list<Mesh> meshes, Make&& make) {
   }
 }
 template <class T, template <class, class, class> class Layer, class Policy>
-void check_policy() {
-  check<T>(two{1, 1}, {two{1, 2}, two{2, 1}, two{2, 2}, two{4, 1}, two{2, 4}},
-           [](const auto& ctx) { return Layer<T, Policy, device_of<decltype(ctx)>>(ctx, "layer"); });
+void check_policy(std::initializer_list<two> meshes = {two{1, 2}, two{2, 1}, two{2, 2}, two{4, 1}, two{2, 4}},
+                  const deterministic_leaves& of = order) {
+  check<T>(
+      two{1, 1}, meshes, [](const auto& ctx) { return Layer<T, Policy, device_of<decltype(ctx)>>(ctx, "layer"); }, of);
 }
 template <class T, class Spec>
 void check_norms() {
@@ -105,6 +106,21 @@ TEST_CASE_TEMPLATE("linears", T, float, double) {
   check_policy<T, linear, policy<wide, row_by_inputs, rows_split>>();
   // A product that is wider than the output, which has the rank's own features.
   check_policy<T, linear, policy<wide, row, spec<shard<batch, dp>, seq, shard<hidden, tp>>, true>>();
+}
+
+TEST_CASE_TEMPLATE("linears and norms of ranks with unequally many leaves", T, float, double) {
+  const auto meshes = {two{3, 1}, two{1, 3}, two{3, 2}, two{1, 5}, two{1, 7}};
+  const deterministic_leaves eight{8, 4, 2, 1};  // 4 samples, 16 positions, 8 times 5 features
+  check_policy<T, linear, policy<rows_split, column, wide, true>>(meshes, eight);
+  check_policy<T, linear, policy<wide, row, rows_split, true>>(meshes, eight);
+  check_policy<T, linear, policy<wide, row, rows_whole, true>>(meshes, eight);
+  check_policy<T, linear, policy<wide, row, spec<shard<batch, dp>, seq, shard<hidden, tp>>>>(meshes, eight);
+  check_policy<T, linear,
+               policy<spec<shard<points, dp>, shard<ffn, tp>>, row, spec<shard<points, dp>, hidden, invariant<tp>>>>(
+      meshes, eight);
+  check<T>(
+      two{1, 1}, meshes,
+      [](const auto& ctx) { return rms_norm<T, rows_split, device_of<decltype(ctx)>>(ctx, 1e-5, "norm"); }, eight);
 }
 
 TEST_CASE_TEMPLATE("linears of other rows than [batch, seq]", T, float, double) {
@@ -157,16 +173,39 @@ TEST_CASE_TEMPLATE("attention and MLPs", T, float, double) {
   });
 }
 
+TEST_CASE_TEMPLATE("attention and MLPs of ranks with unequally many leaves", T, float, double) {
+  using mesh = megatron_sp::mesh;
+  dim_sizes in_leaves = sizes();
+  in_leaves.set(dim_of<ffn>, 40, 10);
+  dim_sizes in_chunks = in_leaves;
+  in_chunks.set(dim_of<seq>, 16, 4);
+  const auto check_on = [&](std::initializer_list<mesh> meshes, const dim_sizes& lengths, auto&& make) {
+    check<T>(mesh{1, 1, 1, 1}, meshes, make, order, lengths);
+  };
+  for (const chosen_policy how : {chosen_policy::ring, chosen_policy::all_gather_kv}) {
+    const auto attention = [how](const auto& ctx) {
+      attention_options options{.context = how, .qkv_bias = true, .output_bias = true};
+      options.frequencies = {1, 0.1};
+      return self_attention<T, four_axes, device_of<decltype(ctx)>>(ctx, "attention", options);
+    };
+    check_on({mesh{1, 1, 3, 1}, mesh{3, 1, 3, 1}, mesh{1, 2, 3, 1}}, in_leaves, attention);
+    check_on({mesh{1, 3, 1, 1}, mesh{3, 3, 1, 1}}, in_chunks, attention);
+  }
+  check_on({mesh{1, 1, 3, 1}, mesh{1, 2, 3, 1}}, in_leaves, [](const auto& ctx) {
+    return swiglu_mlp<T, four_axes, device_of<decltype(ctx)>>(ctx, "mlp", initializer{}, true);
+  });
+}
+
 namespace {
 /// The message with which a layer is refused on one or several ranks.
 template <class Mesh, class Make>
 std::string refusal(const Mesh& mesh, Make&& make, cpu::options device = {.deterministic = true},
-                    deterministic_leaves of = order) {
+                    deterministic_leaves of = order, const dim_sizes& lengths = sizes()) {
   try {
     threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
       world ranks(mesh.shape(), c);
       cpu own(device);
-      make(context<cpu>{own, ranks, sizes(), 1, of});
+      make(context<cpu>{own, ranks, lengths, 1, of});
     });
   } catch (const std::exception& e) {
     return e.what();
@@ -174,8 +213,8 @@ std::string refusal(const Mesh& mesh, Make&& make, cpu::options device = {.deter
   return "";
 }
 bool is_refused(const auto& mesh, const char* text, auto&& make, cpu::options device = {.deterministic = true},
-                deterministic_leaves of = order) {
-  const std::string found = refusal(mesh, make, device, of);
+                deterministic_leaves of = order, const dim_sizes& lengths = sizes()) {
+  const std::string found = refusal(mesh, make, device, of, lengths);
   if (found.find(text) == std::string::npos) MESSAGE(found);
   return found.find(text) != std::string::npos;
 }
@@ -200,6 +239,20 @@ TEST_CASE("what has no deterministic order is refused by name") {
                    }));
   CHECK(is_refused(two{1, 2}, "deterministic_leaves::features = 3), which 2 ranks of tp cannot share out",
                    [](const auto& ctx) { row_linear(ctx, "layer"); }, {.deterministic = true}, {3, 4, 4, 1}));
+  CHECK(is_refused(two{1, 3},
+                   "layer: output: deterministic sums cut ffn = 40 into 4 leaves (deterministic_leaves::features = 4), "
+                   "which 3 ranks of tp cannot share out; legal are features with a common divisor with 40 that is a "
+                   "multiple of 8, or ffn in blocks of 10 (dim_sizes::set)",
+                   [](const auto& ctx) { row_linear(ctx, "layer"); }));
+  dim_sizes other_leaves = sizes();
+  other_leaves.set(dim_of<heads>, 16, 4), other_leaves.set(dim_of<kv_heads>, 8);
+  CHECK(is_refused(
+      megatron_sp::mesh{1, 1, 3, 1},
+      "deterministic sums join 8 leaves of heads = 16 with as many of kv_heads = 8, and one of 3 ranks of tp has "
+      "others "
+      "of these; legal are blocks of 2 and 1 (dim_sizes::set)",
+      [](const auto& ctx) { self_attention<float, four_axes>(ctx, "attention", attention_options{}); },
+      {.deterministic = true}, {8, 4, 2, 1}, other_leaves));
   CHECK(is_refused(
       two{1, 2}, "norm: deterministic sums have no order for norms of rows that ranks share",
       [](const auto& ctx) { rms_norm<float, spec<shard<batch, dp>, seq, shard<hidden, tp>>>(ctx, 1e-5, "norm"); }));

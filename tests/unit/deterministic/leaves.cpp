@@ -30,11 +30,19 @@ struct found {
   std::int64_t rows = 0;
 };
 
+/// Elements of the batch and of the sequence that ranks do not separate.
+struct blocks {
+  std::int64_t samples = 1, tokens = 1;
+};
+
 template <class Spec>
-found leaves_of(const three& m, deterministic_leaves order, std::int64_t microbatches, token_grain grain) {
+found leaves_of(const three& m, deterministic_leaves order, std::int64_t microbatches, token_grain grain,
+                blocks whole = {}) {
   order.zigzag = m.shape().extent(axis_of<cp>);
   const bool zigzag = layout_v<Spec>.dims[1].dim == dim_of<zseq>;
-  const dim_sizes sizes = sizes_of<batch, seq, zseq, hidden>(8 / microbatches, 32, 32, 4);
+  dim_sizes sizes = sizes_of<batch, seq, zseq, hidden>(8 / microbatches, 32, 32, 4);
+  sizes.set(dim_of<batch>, 8 / microbatches, whole.samples);
+  sizes.set(dim_of<seq>, 32, whole.tokens);
   const sequence_order places = zigzag ? sequence_order::zigzag(32, order.zigzag) : sequence_order::original(32);
   found all;
   for (std::int64_t rank = 0; rank < m.size(); ++rank) {
@@ -57,10 +65,10 @@ found leaves_of(const three& m, deterministic_leaves order, std::int64_t microba
 }
 
 template <class Spec>
-void check(const three& m, std::int64_t microbatches, token_grain grain) {
+void check(const three& m, std::int64_t microbatches, token_grain grain, blocks whole = {}) {
   const deterministic_leaves order{4, 4, 4};
   const found one = leaves_of<text>(three{1, 1, 1}, order, 1, grain),
-              here = leaves_of<Spec>(m, order, microbatches, grain);
+              here = leaves_of<Spec>(m, order, microbatches, grain, whole);
   CHECK(one.tokens.size() == (grain == token_grain::fine ? 64 : 16));
   CHECK(here.tokens == one.tokens);
   CHECK(here.rows == one.rows * (layout_v<Spec>.dims.size() == 3 ? 4 : 1));
@@ -84,6 +92,19 @@ TEST_CASE("leaves have the same tokens on every mesh") {
     }
 }
 
+TEST_CASE("ranks have unequally many whole leaves") {
+  for (const token_grain grain : {token_grain::coarse, token_grain::fine}) {
+    check<text>(three{3, 1, 1}, 1, grain, {2, 1});
+    check<text>(three{1, 3, 1}, 1, grain, {1, 8});
+    check<text>(three{1, 3, 1}, 4, grain, {1, 8});
+    check<text_of_rows>(three{3, 3, 1}, 1, grain, {2, 8});
+    check<zigzag_text>(three{3, 2, 1}, 1, grain, {2, 1});
+  }
+  check<text>(three{1, 2, 3}, 1, token_grain::fine, {1, 2});
+  check<text>(three{1, 1, 5}, 2, token_grain::fine, {1, 2});
+  check<text_of_rows>(three{3, 1, 7}, 1, token_grain::fine, {2, 2});
+}
+
 TEST_CASE("what ranks cannot share out is refused, with the field and the legal values") {
   const dim_sizes sizes = sizes_of<batch, seq, zseq, hidden>(8, 32, 32, 4);
   const auto make = [&](const three& m, deterministic_leaves order, const layout& tokens) {
@@ -95,11 +116,30 @@ TEST_CASE("what ranks cannot share out is refused, with the field and the legal 
       make(three{1, 1, 1}, {4, 4, 5}, layout_v<text>),
       doctest::Contains("cut a sequence of 32 tokens into 5 chunks (deterministic_leaves::sequence = 5)"), error);
   CHECK_THROWS_WITH_AS(make(three{1, 4, 1}, {4, 4, 2}, layout_v<text>),
-                       doctest::Contains("makes chunks of 16 tokens, and ranks have 8 neighbours of"), error);
+                       doctest::Contains("makes chunks of 16 of the 32 tokens, and one of 4 ranks has 8 neighbours of"),
+                       error);
   CHECK_THROWS_WITH_AS(make(three{1, 4, 1}, {4, 4, 2}, layout_v<text>), doctest::Contains("legal are multiples of 4"),
                        error);
   CHECK_THROWS_WITH_AS(make(three{1, 2, 1}, {4, 4, 4}, layout_v<zigzag_text>),
                        doctest::Contains("give the context leaves_under<strategy>(leaves, mesh)"), error);
+  // Where parts are unequal, on every rank alike.
+  for (const std::int64_t rank : {0, 1, 2}) {
+    const auto refuse = [&](const three& m, const char* why) {
+      CHECK_THROWS_WITH_AS(
+          token_leaves({4, 4, 4}, layout_v<text>, m.shape(), sizes, rank, token_grain::coarse, "layer"),
+          doctest::Contains(why), error);
+    };
+    refuse(three{3, 1, 1},
+           "which 3 ranks of <shard<batch, dp>, shard<seq, cp, tp>> cannot share out; legal for batch = 8 "
+           "are multiples of 8, or batch in blocks of 2 (dim_sizes::set)");
+    refuse(three{1, 3, 1},
+           "makes chunks of 8 of the 32 tokens, and one of 3 ranks has 10 neighbours of <shard<batch, dp>, "
+           "shard<seq, cp, tp>>; legal are multiples of 32, or seq in blocks of 8 (dim_sizes::set)");
+  }
+  CHECK_THROWS_WITH_AS(make(three{1, 5, 1}, {4, 4, 4}, layout_v<text>),
+                       "layer: deterministic_leaves::sequence = 4 makes chunks of 8 of the 32 tokens, and one of 5 "
+                       "ranks has 6 neighbours of <shard<batch, dp>, shard<seq, cp, tp>>; legal are multiples of 32",
+                       error);
   const char* const no_order =
       "layer: deterministic sums have an order for rows of [batch, seq], of [batch, zseq], or of another first dim, "
       "with "
@@ -116,7 +156,7 @@ TEST_CASE("what ranks cannot share out is refused, with the field and the legal 
   CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 16, 4}, layout_v<text>).of_microbatch(0, 1),
                        doctest::Contains("deterministic_leaves::samples = 16 leaves of 8 samples in a step are uneven"),
                        error);
-  CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 2, 4}, layout_v<text>).of_microbatch(0, 4),
-                       doctest::Contains("a microbatch has 8 on a rank; legal are multiples of 4 that divide 32"),
-                       error);
+  CHECK_THROWS_WITH_AS(
+      make(three{1, 1, 1}, {4, 2, 4}, layout_v<text>).of_microbatch(0, 4),
+      doctest::Contains("ranks have multiples of 8 in a microbatch; legal are multiples of 4 that divide 32"), error);
 }
