@@ -41,7 +41,7 @@ std::string run(int ranks, const std::function<int(plait_context*)>& body) {
 }
 int begin(plait_context* c) { return mlp_begin(c, {plait_ranks(c), 4, 2, 8}); }
 
-/// Memory of a rank, each array of it filled with 1, 2, ...
+/// Memory of a rank: each array is filled with 1, 2, ...
 struct memory {
   std::vector<std::vector<float>> blocks{};
   float* operator()(std::int64_t size, float first = 1) {
@@ -94,7 +94,7 @@ TEST_CASE("messages of C go along an axis") {
 
 namespace {
 
-/// What three layers have made on a rank.
+/// Results of three layers on a rank.
 struct results {
   std::vector<float> y, z, dx, dup_w, dup_b, dw, dw2, db;
 };
@@ -129,7 +129,7 @@ TEST_CASE("layers of C are one rank's on two") {
   results one, two[2];
   CHECK(run(1, [&](plait_context* c) { return run_layers(c, one); }) == "");
   CHECK(run(2, [&](plait_context* c) { return run_layers(c, two[plait_rank(c)]); }) == "");
-  // By hand: the first sample is (1, 2), so that h_k is (-8 + 2 k) + 2 (-7 + 2 k) + (-3 + k).
+  // The expected values: the first sample is (1, 2), so h_k is (-8 + 2 k) + 2 (-7 + 2 k) + (-3 + k).
   float first = 0;
   for (int k = 0; k < 8; ++k) first += static_cast<float>((-25 + 7 * k) * (-7 + k));
   CHECK(one.y[0] == first);
@@ -258,7 +258,7 @@ TEST_CASE("a layer of C finds an array in the first step that ranks do not have 
   CHECK(text.find(wanted) != std::string::npos);
 }
 
-// Kernels of the example, which is C.
+// Kernels that the example, a C program, calls.
 void gelu(inner, inner) {}
 void gelu_gradient(inner, inner, inner) {}
 void down(terms, inner, down_weight) {}

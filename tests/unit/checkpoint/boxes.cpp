@@ -30,7 +30,7 @@ bool same(const box& a, const box& b) {
   return a.dims == b.dims && a.global == b.global && a.offset == b.offset && a.local == b.local;
 }
 
-/// The place of element `i` of a box, row-major, in the whole tensor.
+/// The index in the whole tensor of element `i` of a box, row-major.
 int64_t global_place(const box& b, int64_t i) {
   int64_t stride = 1, place = 0;
   for (int d = b.dims; d-- > 0;) {
@@ -41,7 +41,7 @@ int64_t global_place(const box& b, int64_t i) {
   }
   return place;
 }
-/// That of every element.
+/// The index in the whole tensor of every element of a box.
 std::vector<int64_t> elements(const box& b) {
   std::vector<int64_t> out;
   for (int64_t i = 0; i < b.local_size(); ++i) out.push_back(global_place(b, i));
@@ -134,11 +134,11 @@ TEST_CASE("the index finds what a scan finds") {
 
 namespace {
 
-/// Every element of the range that is no padding lies in one of the boxes, at its own place; none else does.
+/// Every element of the range except padding lies in exactly one of the boxes, at its index; no other element does.
 void check_range(const box& part, int64_t begin, int64_t end, const std::vector<int64_t>& shape) {
   int64_t all = 1;
   for (const int64_t n : shape) all *= n;
-  std::map<int64_t, int64_t> expected, got;  // place in the tensor, place in the range
+  std::map<int64_t, int64_t> expected, got;  // index in the tensor, index in the range
   for (int64_t i = begin; i < end; ++i) {
     const int64_t place = global_place(part, i);
     if (place < all) expected[place] = i - begin;
@@ -171,15 +171,15 @@ TEST_CASE("any range of any part is boxes of the tensor's own shape, without pad
   } const tensors[] = {
       {{}, {}},
       {{7}, {7}},
-      {{9}, {7}},                  // padded
+      {{9}, {7}},                  // with padding
       {{6, 4}, {6, 4}},            //
       {{8, 4}, {5, 4}},            // padded rows: a vocabulary
-      {{3, 4, 5}, {12, 5}},        // heads and their dims are one dim of a weight
-      {{4, 2, 3, 2}, {24, 2}},     // three dims in one
+      {{3, 4, 5}, {12, 5}},        // the weight has one dim for heads and their dims
+      {{4, 2, 3, 2}, {24, 2}},     // one dim for three
       {{5, 3, 4}, {5, 12}},        // the input's heads and their dims
       {{3, 2, 2, 3, 2}, {12, 6}},  // both
       {{4, 3, 2}, {4, 3, 2}},      //
-      {{1, 6, 1, 4}, {6, 4}},      // dims of one element
+      {{1, 6, 1, 4}, {6, 4}},      // dims with one element
       {{6, 2, 3}, {10, 3}},        // padded groups: 5 of 6
       {{0, 3}, {0, 3}},
   };

@@ -31,8 +31,8 @@ tensor_difference difference(safetensors_dtype type, std::vector<T> a, std::vect
   return out;
 }
 
-/// Writes [rows, columns] numbers 0, 1, 2, .. as one file, in boxes of `by` rows and columns, and returns the step's
-/// manifest.
+/// Writes a matrix [rows, columns] of numbers 0, 1, 2, ... as one file, in boxes of `by` rows and columns. Returns the
+/// step's manifest.
 plait::manifest save_in_boxes(memory_file_system& files, const std::string& root, std::int64_t rows,
                               std::int64_t columns, std::array<std::int64_t, 2> by) {
   plait::manifest m;
@@ -71,7 +71,7 @@ std::string step_in(const std::string& root) { return root + "/step-00000001"; }
 
 TEST_CASE("a chunk is whole rows where a row fits, and at least an element") {
   const plait::stored_tensor cube{"t", safetensors_dtype::f32, {10, 6, 4}, {}};
-  CHECK(plait::chunk_elements(cube, 4 * 1000) == 960);  // 4 * 240, although there are 240
+  CHECK(plait::chunk_elements(cube, 4 * 1000) == 960);  // 4 * 240, although the tensor has 240 elements
   CHECK(plait::chunk_elements(cube, 4 * 100) == 96);    // planes of 24
   CHECK(plait::chunk_elements(cube, 4 * 23) == 20);     // rows of 4
   CHECK(plait::chunk_elements(cube, 4 * 3) == 3);
@@ -101,7 +101,7 @@ TEST_CASE("elements that differ are counted and measured, in every type") {
   CHECK(difference<std::uint16_t>(safetensors_dtype::u16, {one}, {two}).absolute == two - one);
   CHECK(difference<std::int32_t>(safetensors_dtype::i32, {-7}, {-7}).identical());
   CHECK(difference<std::uint32_t>(safetensors_dtype::u32, {0}, {4'000'000'000u}).absolute == 4e9);
-  const std::int64_t large = std::int64_t{1} << 62;  // doubles do not tell it from the next
+  const std::int64_t large = std::int64_t{1} << 62;  // as a double it equals its neighbours
   CHECK(difference<std::int64_t>(safetensors_dtype::i64, {large}, {large + 1}).absolute == 1);
   CHECK(difference<std::int64_t>(safetensors_dtype::i64, {-large - large}, {large + (large - 1)}).absolute == 0x1p64);
   CHECK(difference<std::uint64_t>(safetensors_dtype::u64, {~std::uint64_t{0}}, {0}).absolute == 0x1p64);
@@ -142,7 +142,7 @@ TEST_CASE("steps in other boxes are equal with chunks of any size, and one other
       CHECK(found.largest == 34);
     }
   }
-  // Every byte of every cut, with the checksum that it had.
+  // Every byte of every split file, with its previous checksum.
   for (std::size_t i = 0; i < cuts.size(); ++i) {
     const std::string path = step_in("r" + std::to_string(i)), data = path + "/" + saved[i].files[0].path;
     for (std::size_t at = saved[i].files[0].header_bytes; at < saved[i].files[0].bytes; ++at) {

@@ -23,7 +23,7 @@ std::uint64_t sum_of(const boxes& all) {
   for (const auto& b : all) sum += plait::detail::box_sum(b);
   return sum;
 }
-/// A tensor in boxes, cut at places along each dim.
+/// A tensor in boxes, split at the given positions along each dim.
 boxes cut(const std::vector<std::vector<std::int64_t>>& places, const std::string& name = "a") {
   boxes all{{name, safetensors_dtype::f32, {}}};
   all[0].where.dims = static_cast<int>(places.size());
@@ -41,7 +41,7 @@ boxes cut(const std::vector<std::vector<std::int64_t>>& places, const std::strin
   return all;
 }
 
-/// What ranks say of a save for which `change` has changed what they hold.
+/// The text of the error of a save after `change` has changed the ranks' tensors; "" without an error.
 std::string said(const std::function<void(int rank, std::vector<held_tensor>&, std::uint64_t& step)>& change) {
   memory_file_system files;
   std::string text;
@@ -62,7 +62,7 @@ std::string said(const std::function<void(int rank, std::vector<held_tensor>&, s
     if (ranks.rank() == 0) text = why;
   });
   for (const directory_entry& e : files.list("steps"))
-    if (!text.empty()) CHECK(e.name == ".lock");  // nothing was begun, or nothing is left of it
+    if (!text.empty()) CHECK(e.name == ".lock");  // the save started nothing, or removed all that it wrote
   return text;
 }
 
@@ -81,10 +81,10 @@ TEST_CASE("the sum of boxes is zero where they cover their tensors once, and els
     for (std::size_t i = 0; i < all.size(); ++i) {
       boxes changed = all;
       changed.erase(changed.begin() + static_cast<std::ptrdiff_t>(i));
-      CHECK((sum_of(changed) != 0) == (all.size() > 1));  // of nothing nothing is known: the tensor is not there
+      CHECK((sum_of(changed) != 0) == (all.size() > 1));  // a tensor without boxes is not in the notes at all
       changed = all;
       changed.push_back(all[i]);
-      CHECK((sum_of(changed) != 0) == (all.size() > 1));  // all of it twice is found in the notes
+      CHECK((sum_of(changed) != 0) == (all.size() > 1));  // a duplicate of all boxes shows in the notes
       changed = all;
       changed[i].dtype = safetensors_dtype::bf16;
       CHECK((sum_of(changed) != 0) == (all.size() > 1));
@@ -104,7 +104,7 @@ TEST_CASE("the sum of boxes is zero where they cover their tensors once, and els
       }
     }
   }
-  // Other cuts of one tensor, and two boxes of the same size that have changed places.
+  // Different splits of one tensor, and two boxes of equal size that were exchanged.
   boxes mixed = cut({{0, 2, 4}, {0, 9}});
   const boxes halves = cut({{0, 4}, {0, 4, 9}});
   mixed[0] = halves[0];
@@ -136,7 +136,7 @@ TEST_CASE("ranks whose plans do not fit say which tensor differs before anything
   CHECK(contains(missing, "'rows': rank 0 has "));
   CHECK(!contains(missing, "rank 2 has"));
   const std::string twice = said([](int, auto& held, auto&) { held[1].copies = axis_list(axis_of<dp>); });
-  CHECK(contains(twice, "'whole'"));  // what rank 0 finds
+  CHECK(contains(twice, "'whole'"));  // rank 0 finds this
   const std::string names = said([](int rank, auto& held, auto&) {
     if (rank == 0) held[1].name = "hole";
   });
@@ -150,12 +150,12 @@ TEST_CASE("ranks whose plans do not fit say which tensor differs before anything
   CHECK(contains(unplanned, "step 1 is not saved: checkpoint: rows: the dims of its layout do not make its shape"));
 }
 
-// Moments in 8 bits: what a save copies at once is their codes, and they become numbers behind the training.
+// Moments in 8 bits: a save copies their codes at once, and decodes them to numbers after training has continued.
 namespace {
 
 using code = optimizer_tensor::code;
 
-/// Codes that begin within a block, and their scales.
+/// Codes that start inside a block, and their scales.
 struct coded {
   explicit coded(code kind, std::int64_t place = 200, std::int64_t n = 700) {
     for (std::int64_t i = 0; i < n; ++i) codes.push_back(static_cast<std::uint8_t>(i * 37 % 256));
@@ -240,7 +240,7 @@ TEST_CASE("what a save has copied raw becomes elements behind the training, befo
     };
     checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
     saver.save(ctx, 1, {.tensors = {h}});
-    c.forget();  // training goes on
+    c.forget();  // training continues
     CHECK(saver.wait(ctx.device).at(0).failure == "");
     load_tensors(ctx, ranks, "steps", {.tensors = {h}}, files);
     CHECK(as_floats(loaded) == expected);

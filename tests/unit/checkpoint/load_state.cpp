@@ -17,7 +17,7 @@ using namespace plait::test;
 
 namespace {
 
-/// The steps 1 to `last`, whose tensors have the step's number for their seed.
+/// Saves the steps 1 to `last`; the seed of a step's tensors is its number.
 void save_steps(memory_file_system& files, std::pair<int, int> mesh = {2, 2}, std::uint64_t last = 1) {
   on_ranks(mesh, [&](const context<cpu>& ctx, any_communicator& ranks) {
     own_tensors mine(ctx, 1);
@@ -54,7 +54,7 @@ TEST_CASE("what is read in place is the same, without a second copy, and damage 
       own_tensors other(ctx, 0);
       auto held = other.held(true);
       bool copied = false;
-      if (alone) held[0].write = [&](const std::byte*) { copied = true; };  // no other rank has the same rows
+      if (alone) held[0].write = [&](const std::byte*) { copied = true; };  // no other rank has these rows
       const loaded_state loaded = load_tensors(ctx, ranks, "steps", {.tensors = held, .in_place = true}, files);
       CHECK(other == own_tensors(ctx, 1));
       CHECK_FALSE(copied);
@@ -72,11 +72,11 @@ TEST_CASE("what is read in place is the same, without a second copy, and damage 
 
 TEST_CASE("large boxes are read to wherever they belong, past the system's cache or not") {
   temp_folder dir;
-  constexpr std::int64_t elements = (std::int64_t{9} << 20) / 4 + 5;  // several pieces, the last one short
+  constexpr std::int64_t elements = (std::int64_t{9} << 20) / 4 + 5;  // several pieces; the last one is shorter
   on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     std::vector<float> memory(2 * elements + 1);
     const auto held_at =
-        [&](std::size_t first) {  // elements of `memory`; two tensors, the second behind a page otherwise
+        [&](std::size_t first) {  // elements of `memory`; in one case the second tensor starts inside a page
           std::vector<held_tensor> held(2);
           for (std::size_t i = 0; i < 2; ++i) {
             float* const values = memory.data() + first + i * elements;
@@ -183,7 +183,7 @@ TEST_CASE("missing, unexpected and misshapen tensors are listed together, on all
     auto wider = other.held();
     wider[1].shape = {own_tensors::elements / 2, 2};
     CHECK_ERROR(load(wider), "'whole' has the shape [15], and the model needs [7, 2]");
-    // One rank's complaint is everybody's.
+    // An error of one rank is an error of all.
     auto one = other.held();
     if (ranks.rank() == 1) one[1].name = "hole";
     CHECK_ERROR(load(one), "the model needs 'hole', which it has not");
@@ -255,8 +255,8 @@ TEST_CASE("damage is named, nothing changes, and a step without its mark is pass
 
 namespace {
 
-/// Matrices whose columns tensor-parallel ranks share out, as those of row-parallel linears, and of whose parts data
-/// ranks hold ranges, as ZeRO cuts them, or all. Every element follows from its place.
+/// Matrices whose columns are sharded over tensor-parallel ranks, as in row-parallel linears. Each data rank has all of
+/// a part, or a range of it, as ZeRO splits it. Every element is a function of its index.
 struct columns {
   columns(const context<cpu>& ctx, std::int64_t rows, std::int64_t width, int count, bool cut_over_data)
       : ctx_(ctx), rows_(rows), width_(width), cut_(cut_over_data) {
@@ -332,7 +332,7 @@ struct matrices {
   int count;
 };
 
-/// A device whose memory the loader takes for one that the host does not see.
+/// A device whose memory the loader treats as inaccessible to the host.
 struct device_apart : cpu {};
 
 void save(memory_file_system& files, const layout_of_columns& how, const matrices& m) {
@@ -388,8 +388,9 @@ TEST_CASE("many tensors are exchanged in few collectives, each below a limit") {
     return calls;
   };
   const std::uint64_t few = collectives(std::size_t{64} << 20), some = collectives(4096), each = collectives(1);
-  CHECK(few <= 4);  // a look at the ranges, the rows, the copies
-  // A rank's part of a tensor is 128 bytes: those of 32 ranks' shares, and of 32 tensors that two hold the same.
+  CHECK(few <= 4);  // one to compare ranges, one for rows, one for copies
+  // A rank's part of a tensor has 128 bytes, so 4096 bytes hold the parts of 32 ranks, or 32 tensors that two ranks
+  // both have.
   CHECK(some >= few + 8);
   CHECK(some <= few + 40);
   CHECK(each >= 400);
@@ -436,7 +437,8 @@ TEST_CASE("what is exchanged goes through the memory of a device that is not the
 
 namespace {
 
-/// Fails each read of a load in turn. `in_place`: the tensors have no values then, and ranks have begun to send them.
+/// Fails each read of a load, one after the other. `in_place`: the tensors have no values, and ranks have started to
+/// send.
 void fail_each_read(const bool in_place) {
   memory_file_system files;
   on_ranks({2, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
@@ -473,13 +475,13 @@ void fail_each_read(const bool in_place) {
       if (!why.empty()) {
         ++told;
         CHECK(contains(why, "Input/output error"));
-        CHECK(contains(why, "steps"));  // which file
+        CHECK(contains(why, "steps"));  // names the file
         if (!in_place) CHECK(other == own_tensors(ctx, 7));
       }
       meet();
       if (ranks.rank() == 0) {
         reached = files.operations() > begin + n;
-        files.fail_at(0, fault::io_error);  // it is past
+        files.fail_at(0, fault::io_error);  // the load made fewer operations
       }
       meet();
       load();

@@ -34,7 +34,7 @@ stored_box part(std::vector<std::int64_t> offset, std::vector<std::int64_t> exte
   return out;
 }
 
-/// Gives every blob and box its place in one file, one after another.
+/// Places all blobs and boxes in one file, one after another.
 manifest placed(manifest m) {
   std::uint64_t position = 4096;
   std::uint32_t sum = 1;
@@ -125,7 +125,7 @@ TEST_CASE("a tensor is covered exactly once, or an element is named") {
   refuse(with({4}, {part({0}, {4}), part({0}, {4})}), "element [0] is in more than one box");
   refuse(with({2, 2}, {part({0, 0}, {1, 1}), part({1, 1}, {1, 1}), part({0, 0}, {1, 1}), part({1, 1}, {1, 1})}),
          "element [0, 0] is in more");
-  // As many elements as the tensor has, and every corner but one twice.
+  // As many elements as the tensor has, but row 0 is there twice and row 1 is missing.
   refuse(with({2, 2}, {part({0, 0}, {1, 2}), part({0, 0}, {1, 2})}), "element [0, 0] is in more");
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("random tilings are accepted, and no change of one is") {
     std::vector<std::int64_t> shape(dims);
     for (auto& extent : shape) extent = number(1, 6);
     std::vector<stored_box> boxes{part(std::vector<std::int64_t>(dims, 0), shape)};
-    for (int cut = 0; cut < 12; ++cut) {  // halves some box
+    for (int cut = 0; cut < 12; ++cut) {  // each iteration halves one box
       stored_box& whole = boxes[static_cast<std::size_t>(number(0, static_cast<std::int64_t>(boxes.size()) - 1))];
       const auto d = static_cast<std::size_t>(number(0, static_cast<std::int64_t>(dims) - 1));
       if (whole.extent[d] < 2) continue;
@@ -160,7 +160,7 @@ TEST_CASE("random tilings are accepted, and no change of one is") {
       return with(shape, some);
     };
     plait::check_manifest(counted(boxes), "m");
-    // Any one number changed so that the box stays in the tensor.
+    // Changes one number such that the box still lies in the tensor.
     auto worse = boxes;
     stored_box& one = worse[static_cast<std::size_t>(number(0, static_cast<std::int64_t>(worse.size()) - 1))];
     const auto d = static_cast<std::size_t>(number(0, static_cast<std::int64_t>(dims) - 1));
@@ -216,7 +216,7 @@ TEST_CASE("numbers of boxes and files are checked without overflow") {
                            "../data/x", "data/a\\b", "data/a\nb", "manifest.json"}) {
     refuse(edit([&](manifest& m) { m.files[0].path = path; }), "is none in the step's directory");
   }
-  // Five dimensions divided, each as long as 63 bits allow together.
+  // Five dimensions that are split, with the largest extents whose product fits in 63 bits.
   const std::int64_t most = 1 << 12;
   refuse(with({most, most, most, most, most}, {part({0, 0, 0, 0, 0}, {1, 1, 1, 1, 1})}),
          "element [0, 0, 0, 0, 1] is in no box");

@@ -1,5 +1,5 @@
 // program: saver
-// A loop resumes or begins on all ranks alike, also where one of them does not see the newest step yet.
+// A loop resumes or starts on all ranks alike, even if one of them does not see the newest step yet.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -29,14 +29,14 @@ struct square {
 struct with_bias : square {
   static constexpr bool bias = true;
 };
-/// One rank's file system, which shows no steps.
+/// A file system on which one rank sees no steps.
 class blind_files final : public other_files {
  public:
   using other_files::other_files;
   std::vector<directory_entry> list(const std::string&) override { return {}; }
 };
 
-/// Which step each of four ranks resumes from, 0 where training begins; rank 3 does not see what is there.
+/// The step that each of four ranks resumes from, 0 if training starts; rank 3 does not see existing steps.
 std::vector<std::uint64_t> resumed(memory_file_system& disk) {
   std::vector<std::uint64_t> steps(4);
   blind_files blind(static_cast<file_system&>(disk));

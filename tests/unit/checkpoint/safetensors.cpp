@@ -203,7 +203,7 @@ TEST_CASE("bit flips and random mutations either parse to something consistent o
   const std::string good = file_of("{" + tensor_a + "," + tensor_b + R"(,"__metadata__":{"k":"\u00e9"}})", 32);
   std::size_t accepted = 0, refused = 0;
   const auto attempt = [&](const std::string& file) {
-    // An exact-size copy on the heap, so that the address sanitizer sees a read past the end.
+    // A copy of the exact size on the heap, so address sanitizer reports a read after its end.
     const std::vector<char> exact(file.begin(), file.end());
     try {
       const auto out = parse_safetensors(std::as_bytes(std::span(exact)), "x");
@@ -246,8 +246,7 @@ TEST_CASE("bit flips and random mutations either parse to something consistent o
           if (at < file.size()) file[at] = alphabet[random() % alphabet.size()];
       }
     }
-    if (random() % 2 == 0 &&
-        file.size() >= 40) {  // keep the header length right, so that more mutations reach the JSON
+    if (random() % 2 == 0 && file.size() >= 40) {  // keep the length of the header, so more mutations reach the JSON
       const std::uint64_t n = file.size() - 40;
       std::memcpy(file.data(), &n, 8);
     }
@@ -310,7 +309,7 @@ TEST_CASE("tensors are shared out in order, and written in parts by offset") {
       file.write(0, f.header.data(), f.header.size());
       file.close();
     }
-    // The last elements first, each by itself.
+    // Reads the elements of the last tensor first, each separately.
     for (std::size_t i = tensors.size(); i-- > 0;) {
       const auto& where = shards.of(tensors[i].name);
       file_of_parts file = file_of_parts::open(dir / shards.files()[where.file].name, "--out");
@@ -345,7 +344,7 @@ TEST_CASE("a folder appears whole or not at all") {
     CHECK(dir.entries() == 1);
   }
   CHECK(dir.entries() == 0);
-  {  // Another process of this number is at it, whose count may be a little further.
+  {  // Another process with this process id is writing, and may have a slightly larger counter.
     const std::string own = atomic_folder(dir / "model", "--out").temporary();
     const std::size_t dash = own.rfind('-') + 1;
     const int count = std::stoi(own.substr(dash));
@@ -393,7 +392,7 @@ TEST_CASE("an empty folder that is there is replaced, through a link too, and wh
   CHECK(std::distance(std::filesystem::directory_iterator(dir / "far"), {}) == 1);
   CHECK_ERROR(make_folder(dir / "link"), "--out: '", "is there already; name a folder that is not, or is empty");
 
-  // This process stands in it, whatever it is called.
+  // The working folder of this process, by several names.
   std::filesystem::create_directory_symlink(std::filesystem::current_path(), dir / "here");
   for (const std::string& name : {dir / "here", std::filesystem::current_path().string()})
     CHECK_ERROR(make_folder(name), "' is the folder that this runs in, or one above it; name a new one");

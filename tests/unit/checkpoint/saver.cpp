@@ -29,7 +29,7 @@ TEST_CASE("a save takes what there was at the call, in every rank's part, and sa
                      .blobs = {{"tokenizer", "a b"}, {"none", ""}},
                      .tensors = mine.held()})
               .empty());
-    mine.fill(4);  // training goes on
+    mine.fill(4);  // training continues
     const auto ended = saver.wait(ctx.device);
     CHECK(ended.size() == 1);
     CHECK(ended.at(0).step == 3);
@@ -37,7 +37,7 @@ TEST_CASE("a save takes what there was at the call, in every rank's part, and sa
     CHECK(ended.at(0).warning == "");
     CHECK(ended.at(0).stall >= 0);
     CHECK(ended.at(0).background > 0);
-    // Every element once, and ranks that hold the same share the work.
+    // Every element is written once, and ranks with equal elements share the work.
     const double bytes = all_reduce_scalar(ctx.device, ranks, static_cast<double>(ended.at(0).bytes), reduce_op::sum);
     CHECK(bytes == own_tensors::all_bytes + 3);
     const double most = all_reduce_scalar(ctx.device, ranks, static_cast<double>(ended.at(0).bytes), reduce_op::max);
@@ -70,7 +70,7 @@ TEST_CASE("two saves are under way at once, and a third waits for the first") {
     saver.save(ctx, 2, {.tensors = mine.held()});
     mine.fill(3);
     CHECK_FALSE(saver.has_finished_save());
-    CHECK(saver.finished(ctx.device).empty());  // nothing has passed the gate, and nobody waits
+    CHECK(saver.finished(ctx.device).empty());  // the gate is closed, and the call does not wait
     std::thread opener;
     if (ranks.rank() == 0) {
       opener = std::thread([&] {
@@ -82,7 +82,7 @@ TEST_CASE("two saves are under way at once, and a third waits for the first") {
     CHECK(first.size() >= 1);
     CHECK(first.at(0).step == 1);
     while (ranks.rank() == 0 && !saver.has_finished_save()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (ranks.rank() == 1) CHECK_FALSE(saver.has_finished_save());  // rank 0 commits, and knows
+    if (ranks.rank() == 1) CHECK_FALSE(saver.has_finished_save());  // only rank 0, which commits, knows
     all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
     CHECK(saver.finished(ctx.device).size() >= 1);
     saver.wait(ctx.device);
@@ -97,7 +97,7 @@ TEST_CASE("two saves are under way at once, and a third waits for the first") {
 }
 
 TEST_CASE("steps begin while others end") {
-  temp_folder dir;  // files of the machine: those in memory have a lock that would order the threads
+  temp_folder dir;  // on disk: files in memory have a lock, which would order the threads
   on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     own_tensors mine(ctx, 1);
     checkpoint_saver saver(ctx.device, ranks, {.directory = dir / "steps", .keep = {.last = 2}});
@@ -144,7 +144,7 @@ TEST_CASE("a step that is there, a directory in use, and a rank that never write
     const auto ended = saver.wait(ctx.device);
     gated.open_gate();
     REQUIRE(ended.size() == 1);
-    CHECK(contains(ended[0].failure, "rank 1"));  // rank 0 has waited for it, or it says itself that it is stuck
+    CHECK(contains(ended[0].failure, "rank 1"));  // either rank 0 waited for rank 1, or rank 1 reports that it is stuck
     CHECK(contains(ended[0].failure, "saver_options::deadline"));
   });
   CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{1});
@@ -159,7 +159,7 @@ TEST_CASE("a directory that some ranks have on a disk of their own is refused be
                 "'steps' is not one directory for all ranks: ranks 1, 2 on " + detail::host_name(),
                 "name a directory on a file system that all hosts share");
   });
-  CHECK(shared.list("steps").empty());  // what was made to be seen is gone
+  CHECK(shared.list("steps").empty());  // the files of the check were removed
   on_ranks({3, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     CHECK_NOTHROW(checkpoint_saver(ctx.device, ranks, {.directory = "steps"}, shared));
   });
@@ -178,25 +178,25 @@ TEST_CASE("the best that is committed stays until another is") {
     saver.keep_best(1);
     save(1);
     CHECK(save(2) == std::vector<std::uint64_t>{2, 1});
-    saver.keep_best(9);  // which is never committed, as if its save had failed
+    saver.keep_best(9);  // step 9 is never committed, as if its save had failed
     CHECK(save(3) == std::vector<std::uint64_t>{3, 1});
     saver.keep_best(4);
     CHECK(save(4) == std::vector<std::uint64_t>{4});
     all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
-    // A save that is under way when another is to be the best removes by what was known when it began.
+    // A save that is in flight when the best step changes removes steps by the best one at its start.
     saver.save(ctx, 5, {.tensors = mine.held()});
     saver.keep_best(6);
     saver.save(ctx, 6, {.tensors = mine.held()});
     saver.wait(ctx.device);
     CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{6});
   });
-  // A job that goes on begins with the best of the one before.
+  // A later job starts with the best step of the previous one.
   on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     own_tensors mine(ctx, 1);
     checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .keep = {.last = 1}}, files);
     saver.begin_with_best(6);
     for (const std::uint64_t step : {7, 8}) {
-      saver.keep_best(9);  // whose save fails
+      saver.keep_best(9);  // its save fails
       saver.save(ctx, step, {.tensors = mine.held()});
       saver.wait(ctx.device);
       CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{step, 6});
@@ -215,7 +215,7 @@ TEST_CASE("a call of the file system that does not return is told in words, and 
       checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 3}, files);
       saver.save(ctx, 1, {.tensors = mine.held()});
       saver.save(ctx, 2, {.tensors = mine.held()});
-      // Returns although the gate is shut, and what it has waited for is told all the same.
+      // The call returns although the gate is closed, and reports the earlier save.
       CHECK_ERROR(saver.save(ctx, 3, {.tensors = mine.held()}), "step 3 is not saved", "stuck in a call of the file");
       CHECK(saver.has_finished_save());
       const auto ended = saver.wait(ctx.device);
@@ -227,7 +227,7 @@ TEST_CASE("a call of the file system that does not return is told in words, and 
       }
       all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
       files.open_gate();
-      // The file system answers again, and saves work again.
+      // The file system responds again, and saves succeed again.
       bool saved = false;
       for (int i = 0; i < 400 && !saved; ++i) {
         try {
@@ -277,12 +277,12 @@ TEST_CASE("a saver ends although a call of the file system does not return") {
 TEST_CASE("whatever operation fails, every rank is told the same, older steps stay, and the next save works") {
   using enum fault;
   int failures = 0, done = 0;
-  // The second time writes fail after the calls that begin them have returned, as in a ring.
+  // In the second round writes fail after the calls that started them have returned, as with io_uring.
   const std::vector<std::pair<fault, bool>> kinds{
       {io_error, false}, {no_space, false}, {short_write, false}, {io_error, true}, {short_write, true}};
   for (const auto& [kind_of, deferred] : kinds) {
     const fault kind = kind_of;
-    // Two ranks' operations come in any order, so that one that does not happen is not yet the end.
+    // The order of two ranks' operations varies, so one missing operation does not yet mean the end.
     for (std::size_t n = 0, past = 0; past < 3; ++n) {
       memory_file_system files;
       if (deferred) files.defer_writes();
@@ -312,7 +312,7 @@ TEST_CASE("whatever operation fails, every rank is told the same, older steps st
         all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
         if (ranks.rank() == 0) {
           reached = files.fault_happened();
-          files.fail_at(0, kind);  // it is past
+          files.fail_at(0, kind);  // the save made fewer operations
         }
         all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
         mine.fill(3);
@@ -333,7 +333,7 @@ TEST_CASE("whatever operation fails, every rank is told the same, older steps st
     }
   }
   CHECK(failures > 60);
-  CHECK(done > 0);  // LATEST, and what is left over
+  CHECK(done > 0);  // failures after LATEST, or while old files are removed
 }
 
 TEST_CASE("a crash at any operation of a save of two ranks leaves the new step or the one before it") {
@@ -363,7 +363,7 @@ TEST_CASE("a crash at any operation of a save of two ranks leaves the new step o
       own_tensors other(ctx, 0);
       load_tensors(ctx, ranks, "steps", {.tensors = other.held()}, *after);
       CHECK(other == own_tensors(ctx, newest->step));
-      // The next job saves there, and nothing half done is left.
+      // The next job saves to this directory, and no unfinished step remains.
       checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, *after);
       CHECK(list_steps(*after, "steps").leftovers.empty());
       saver.save(ctx, 3, {.tensors = other.held()});
@@ -415,7 +415,7 @@ TEST_CASE("before a removal no rank reads a step alone that all ranks have read 
       CHECK(done.failure == "");
       CHECK(done.warning == "");
       const int times = step == 6 ? 2 : 1;
-      for (int i = 0; i < 24000 && files.closed(step, own) < times; ++i)  // two minutes, where the machine stands still
+      for (int i = 0; i < 24000 && files.closed(step, own) < times; ++i)  // up to two minutes, for a very slow machine
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
     }
@@ -423,7 +423,7 @@ TEST_CASE("before a removal no rank reads a step alone that all ranks have read 
   CHECK(steps_in(disk, "steps") == std::vector<std::uint64_t>{8, 7});
   for (const std::uint64_t step : {1, 2, 3, 4, 5, 7, 8})
     for (const std::uint32_t writer : {0, 1}) CHECK(files.opened(step, writer) == 1);
-  // Step 5 is not what was written, as one rank found, so that rank 0 read the step after it.
+  // A rank found an error in step 5, so rank 0 read the next step.
   for (const std::uint32_t writer : {0, 1}) CHECK(files.opened(6, writer) == 2);
 }
 
@@ -474,7 +474,7 @@ TEST_CASE("what a save leaves that fails goes, whatever another rank puts there 
     CHECK(list_steps(disk, "steps").leftovers.empty());
   });
   CHECK(crossing.has_met());
-  // So does what a job left that was killed, of which a rank lives on.
+  // The same for leftovers of a killed job of which one rank is still running.
   crossing_files again(disk);
   const std::string left = "steps/step-00000002.tmp-" + std::string(32, '0');
   again.make_directory(left);
@@ -489,7 +489,7 @@ TEST_CASE("what a save leaves that fails goes, whatever another rank puts there 
 TEST_CASE("training does not wait for the ranks that go on where one has failed with a save") {
   memory_file_system disk;
   failing_files failing(disk, 2);
-  gated_files second(failing);  // rank 0 removes the directory before rank 1 makes its file there
+  gated_files second(failing);  // rank 0 removes the directory before rank 1 creates its file in it
   gated_files files(static_cast<file_system&>(second));
   second.only("w00001");
   files.only("w00000");

@@ -19,7 +19,7 @@ using plait::test::fault;
 using plait::test::keep;
 using plait::test::memory_file_system;
 
-/// Saves the steps that `steps` names, and keeps the newest `last`.
+/// Saves the steps in `steps`, and keeps the newest `last` ones.
 void save(memory_file_system& files, const std::vector<std::uint64_t>& steps, std::uint64_t last = 2) {
   plait::step_root root(files, "r");
   root.remove_leftovers();
@@ -29,8 +29,8 @@ void save(memory_file_system& files, const std::vector<std::uint64_t>& steps, st
   }
 }
 
-/// The committed steps, each of which must be whole and itself. Crashes at many places leave the same files, which are
-/// looked at once.
+/// The committed steps; each must be complete and unchanged. Crashes at many places leave equal files, which are
+/// checked only once.
 std::set<std::uint64_t> whole_steps(memory_file_system& files) {
   static std::map<std::string, std::set<std::uint64_t>> known;
   const auto [place, is_new] = known.try_emplace(files.image());
@@ -81,12 +81,12 @@ TEST_CASE("a crash at any operation of a save, whatever it leaves, loses at most
         const auto after = files.after_crash(mode, seed + 1000 * static_cast<unsigned>(at));
         const std::set<std::uint64_t> found = whole_steps(*after);
         seen.insert(found);
-        if (saved[0]) CHECK(found.count(2) == 1);  // never the older one
+        if (saved[0]) CHECK(found.count(2) == 1);  // never the older step
         if (saved[1]) CHECK(found.count(3) == 1);
         const auto newest = after->kind_of("r") ? plait::newest_step(*after, "r") : std::nullopt;
         if (saved[0]) CHECK(newest.has_value());
         if (newest) CHECK(found.count(newest->step) == 1);
-        // What was found can be gone on from: the next writer removes what is left, and saves.
+        // The result can be resumed from: the next writer removes leftovers and saves.
         if (!gone_on_from.insert(after->image()).second) continue;
         {
           plait::step_root root(*after, "r");
@@ -100,13 +100,13 @@ TEST_CASE("a crash at any operation of a save, whatever it leaves, loses at most
       }
     }
   }
-  // All that there can be, so the crashes were where they should be.
+  // All possible results occurred, so the crashes were at the right places.
   CHECK(seen == std::set<std::set<std::uint64_t>>{{}, {1}, {1, 2}, {1, 2, 3}, {2, 3}});
 }
 
 TEST_CASE("an operation that fails ends in an error and leaves what was saved, after a crash too") {
   std::size_t refused = 0, went_on = 0;
-  for (const std::uint64_t last : {2, 0}) {  // 0: nothing is removed, and nothing is done after the save
+  for (const std::uint64_t last : {2, 0}) {  // 0: no step is removed, and nothing happens after the save
     std::size_t first = 0, all = 0;
     {
       memory_file_system files;
@@ -145,7 +145,7 @@ TEST_CASE("an operation that fails ends in an error and leaves what was saved, a
     }
   }
   CHECK(refused > 150);
-  CHECK(went_on > 0);  // LATEST
+  CHECK(went_on > 0);  // in writing LATEST
 }
 
 TEST_CASE("a failure and then a crash at any later operation") {

@@ -25,8 +25,8 @@ using namespace plait::test;
 
 namespace {
 
-/// A file whose bytes are what their place says, and whose reads wait at a gate: `let(n)` lets n more of them end.
-/// Reads that begin at a place in `bad` fail.
+/// A file whose bytes are functions of their offset, and whose reads wait at a gate: `let(n)` lets n more of them
+/// finish. Reads that start at an offset in `bad` fail.
 class gated_file final : public open_file {
  public:
   gated_file() : open_file("gated") {}
@@ -37,7 +37,7 @@ class gated_file final : public open_file {
     }
     changed_.notify_all();
   }
-  /// Waits until so many reads have begun.
+  /// Waits until this number of reads have started.
   void await_begun(std::size_t n) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return begun_ >= n; });
@@ -47,7 +47,7 @@ class gated_file final : public open_file {
     return begun_;
   }
   std::size_t most_at_once() const { return most_; }
-  /// Bytes of memory that have been read to.
+  /// The number of bytes of memory that reads have filled.
   std::size_t touched() const { return touched_.size(); }
   static std::byte value(std::uint64_t at) { return static_cast<std::byte>(at * 7 + at / 256); }
   std::uint64_t size() const override { return 1 << 20; }
@@ -123,7 +123,7 @@ TEST_CASE("every block is read and used once, by however many threads, in memory
     CHECK(std::adjacent_find(source.done.begin(), source.done.end()) == source.done.end());
     CHECK(source.file->touched() <= 100 * static_cast<std::size_t>(threads));
     CHECK(ahead.memory() <= 4096 * static_cast<std::size_t>(threads));
-    ahead.finish();  // there is nothing more to wait for
+    ahead.finish();  // all reads have finished
   }
 }
 
@@ -133,7 +133,7 @@ TEST_CASE("a read waits for memory that another still has, and the caller for th
   source.file->await_begun(2);
   CHECK(source.file->begun() == 2);
   source.file->let(1);
-  source.file->await_begun(3);  // the other's memory is free
+  source.file->await_begun(3);  // the other file's memory is free again
   CHECK(source.file->begun() == 3);
   CHECK(ahead.wait([&] { return source.done.size() == 1; }));
   source.file->let(1);
@@ -226,7 +226,7 @@ TEST_CASE("nothing to read, and nobody who waits") {
 
 namespace {
 
-/// A step that is put together by hand: tensors of any type in boxes, in several files, which may begin within a page.
+/// A step made without a saver: tensors of any type in boxes, in several files, which may start inside a page.
 struct hand_made_step {
   hand_made_step(file_system& f, std::string where, std::size_t file_count) : files(f), path(std::move(where)) {
     for (std::size_t i = 0; i < file_count; ++i) {
@@ -234,9 +234,9 @@ struct hand_made_step {
       data.emplace_back();
     }
   }
-  /// Leaves some bytes that no tensor has.
+  /// Adds some bytes that belong to no tensor.
   void skip(std::size_t file, std::size_t bytes) { data[file].append(bytes, '\x5a'); }
-  /// Adds a tensor whose `i`-th box, of the grid of `parts` boxes, lies in file `file_of(i)`. Elements count up.
+  /// Adds a tensor whose `i`-th box, of a grid of `parts` boxes, is in file `file_of(i)`. Elements count up.
   template <class FileOf>
   void add(const std::string& name, dtype type, std::vector<std::int64_t> shape, std::vector<std::int64_t> parts,
            FileOf&& file_of) {
@@ -272,7 +272,7 @@ struct hand_made_step {
       files.create(path + "/" + saved.files[i].path)->write(0, std::as_bytes(std::span(data[i])));
     }
   }
-  /// The elements of a box, row-major, of this type: each is what its place in the tensor says.
+  /// The elements of a box, row-major, of this type; each is a function of its index in the tensor.
   static std::string elements(const box& where, dtype type, std::int64_t first) {
     std::string out;
     for (std::int64_t i = 0; i < where.local_size(); ++i) {
@@ -281,7 +281,7 @@ struct hand_made_step {
         place += (where.offset[d] + rest % where.local[d]) * stride;
         stride *= where.global[d];
       }
-      const auto value = static_cast<float>((place + first) % 251);  // a number in every type
+      const auto value = static_cast<float>((place + first) % 251);  // exact in every type
       const double wide = value;
       const bf16 narrow = to_bf16(value);
       out.append(type == dtype::f64   ? reinterpret_cast<const char*>(&wide)
@@ -298,7 +298,7 @@ struct hand_made_step {
   std::vector<std::string> data;
 };
 
-/// Reads boxes of a step and keeps what comes.
+/// Reads boxes of a step and keeps the results.
 struct wanted_list {
   void add(const stored_tensor& t, const box& where, dtype type) {
     memory.push_back(std::make_unique<std::string>(static_cast<std::size_t>(where.local_size()) * size_of(type), '#'));
@@ -375,7 +375,7 @@ TEST_CASE("what is read of a box in parts has its checksum when it is put togeth
   step.write();
   for (const std::size_t bytes : {64, 333, 1 << 20}) {
     wanted_list wanted;
-    for (std::int64_t part = 0; part < 3; ++part) {  // columns, of both boxes
+    for (std::int64_t part = 0; part < 3; ++part) {  // columns of both boxes
       box b = whole_of(step.saved.tensors[0]);
       b.offset[1] = 10 * part;
       b.local[1] = 10;
@@ -420,7 +420,7 @@ TEST_CASE("neighbours of one file are read in one go, and what lies far between 
   };
   CHECK(read(1, 1 << 20) == std::pair<std::size_t, std::uint64_t>(2 + 2, 20000));    // two files are opened
   CHECK(read(1, 1000) == std::pair<std::size_t, std::uint64_t>(2 + 20, 20000));      // ten boxes at once
-  CHECK(read(2, 1 << 20) == std::pair<std::size_t, std::uint64_t>(2 + 100, 10000));  // a box is left out after each
+  CHECK(read(2, 1 << 20) == std::pair<std::size_t, std::uint64_t>(2 + 100, 10000));  // one box is skipped after each
 }
 
 TEST_CASE("damage is named, and so is a file that ends too early, and nothing else is read then") {
@@ -453,7 +453,7 @@ TEST_CASE("damage is named, and so is a file that ends too early, and nothing el
 
 namespace {
 
-/// Notes what is read, and where to.
+/// Records each read, and its destination.
 struct noted_files final : posix_file_system {
   struct read_of {
     std::uint64_t position;
@@ -489,7 +489,7 @@ TEST_CASE("large blocks lie on pages, in memory for one block a thread, however 
   noted_files files;
   hand_made_step step(files, dir / "step", 1);
   step.skip(0, 1234);
-  for (int i = 0; i < 40; ++i)  // none of them is of a whole number of pages
+  for (int i = 0; i < 40; ++i)  // no size is a multiple of a page
     step.add("t" + std::to_string(i), i % 2 == 0 ? dtype::f32 : dtype::bf16, {131, 257}, {1, 1},
              [](std::int64_t) { return 0; });
   step.write();

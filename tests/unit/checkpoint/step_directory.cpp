@@ -60,7 +60,7 @@ TEST_CASE("a step on the disk: what is there at each point, and what is read bac
     CHECK(committed(files, root).empty());
     CHECK(plait::list_steps(files, root).leftovers ==
           std::vector<plait::directory_entry>{{step.path(), plait::file_kind::directory}});
-    CHECK(writer.remove_leftovers().empty());  // it is at work on this one
+    CHECK(writer.remove_leftovers().empty());  // the step that this writer is writing
     CHECK(step.commit(saved).empty());
     CHECK_ERROR(step.commit(saved), "step 100 was committed or abandoned before");
   }
@@ -75,7 +75,7 @@ TEST_CASE("a step on the disk: what is there at each point, and what is read bac
   CHECK(contains(commit, "step 100\nmanifest.json " + std::to_string(text.size()) + " bytes, CRC-32C "));
   CHECK(files.list(root + "/step-00000100").size() == 3);
   CHECK_ERROR(writer.begin(100), "step 100 is in '" + root + "' already;", "discard it first");
-  // What goes on from an older step would be taken for older than what it replaces.
+  // A run resumed from an older step would look older than the step that it replaces.
   CHECK_ERROR(writer.begin(99), "step 100 in '" + root + "' is newer than step 99; discard the newer steps first");
   CHECK_ERROR(plait::step_root(files, root), "cannot lock '" + root + "'", "another writer");
   CHECK_ERROR(plait::read_step(files, root), "checkpoints' is no step");
@@ -137,7 +137,7 @@ TEST_CASE("what is invalid is named with its reason, and the newest whole step i
   files.contents("r/LATEST") = "step-99999999\n";
   const std::string suffix = "0123456789abcdef0123456789abcdef", left = "r/step-00000009.tmp-" + suffix;
   files.make_directory(left);
-  // Of names that no writer makes, nothing is touched.
+  // Files with names that no writer makes stay unchanged.
   const std::vector<std::string> others = {"r/step-00000009.tmp-mine",    "r/step-00000009.tmp-" + suffix + "0",
                                            "r/step-9.tmp-" + suffix,      "r/.trash",
                                            "r/.trash/step-00000009-mine", "r/.trash/photos"};
@@ -193,7 +193,7 @@ TEST_CASE("retention keeps the last, every n-th and the best, and never less tha
   CHECK(done.refusal == "bad 100; bad 90");
   CHECK(done.removed.empty());
   CHECK(done.kept == steps{100, 90, 80, 40, 30});
-  // By default the lengths of the files are looked at, and damage to their bytes by what verifies steps.
+  // By default only the lengths of the files are checked; verifying a step finds damage to their bytes.
   files.contents("r/step-00000100/data/w00000.safetensors").pop_back();
   files.contents("r/step-00000090/data/w00001.safetensors")[4150] ^= 1;
   done = writer.retain({.last = 1});
@@ -226,7 +226,7 @@ TEST_CASE("a step that lies elsewhere is read by its link, and never removed") {
   save_small_step(files, writer, 30);
   CHECK(writer.retain({.last = 1}).removed == steps{10});
   CHECK(committed(files, root) == steps{30, 20});
-  // A link with a name of its own, and ".", are the steps that they lead to.
+  // A link with any name, and ".", name the steps that they point to.
   REQUIRE(::symlink(link.c_str(), (dir / "best").c_str()) == 0);
   std::vector<plait::invalid_step> passed_over;
   CHECK(plait::step_called(

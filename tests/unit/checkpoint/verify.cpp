@@ -17,7 +17,7 @@ namespace {
 using plait::test::memory_file_system;
 const std::string step_path = "r/step-00000001";
 
-/// What must be named when the byte at `position` of a data file is bad.
+/// The name in the error when the byte at `position` of a data file is damaged.
 std::string name_at(const plait::manifest& m, std::uint32_t file, std::uint64_t position) {
   if (position < m.files[file].header_bytes) return "the header";
   const auto holds = [&](const plait::stored_bytes& s) {

@@ -26,7 +26,7 @@ static_assert(wire_bytes(collective::all_to_all, 4, 40) == 120);
 static_assert(wire_bytes(collective::broadcast, 4, 40) == 120);
 static_assert(wire_bytes(collective::send, 4, 40) == 40);
 static_assert(wire_bytes(collective::receive, 4, 40) == 0 && wire_bytes(collective::barrier, 4, 0) == 0);
-// An all-reduce is a reduce-scatter and an all-gather; alone nothing is on the wire.
+// An all-reduce is a reduce-scatter and an all-gather; a single rank sends nothing.
 static_assert(wire_bytes(collective::all_reduce, 8, 800) ==
               wire_bytes(collective::reduce_scatter, 8, 800) + wire_bytes(collective::all_gather, 8, 100));
 static_assert(wire_bytes(collective::all_reduce, 1, 800) == 0);
@@ -164,7 +164,7 @@ TEST_CASE("a recorder that is cleared takes no ticket of before for one of its e
   CHECK(r.events().empty());
   CHECK(r.find(2) == nullptr);
   for (std::uint64_t i = 0; i < 5; ++i) CHECK(r.add({0, collective::send, 10 + i, 0, 0, 0, true}) == 4 + i);
-  CHECK(r.find(2) == nullptr);  // an operation that was under way finds no other's event
+  CHECK(r.find(2) == nullptr);  // an operation in flight does not match an event of another one
   CHECK(r.find(9) == nullptr);
   REQUIRE(r.find(7) != nullptr);
   CHECK(r.find(7)->bytes == 13);
@@ -180,7 +180,7 @@ TEST_CASE("the flight recorder keeps the last operations in order") {
     const auto ticket = f.start("a group with a name that is much too long for it", i, "send", i * 1024);
     f.mark(ticket, i % 2 == 0 ? flight_recorder::state::completed : flight_recorder::state::waiting);
   }
-  f.mark(0, flight_recorder::state::started);  // gone from the ring: must not touch another one
+  f.mark(0, flight_recorder::state::started);  // no longer in the ring: must not change another event
   CHECK(f.text(2) ==
         "send #18 on 'a group with a name that is muc' 18 KB completed; "
         "send #19 on 'a group with a name that is muc' 19 KB waiting");
@@ -246,7 +246,7 @@ TEST_CASE("reductions: order of the ranks, rounding, NaN, wrap-around") {
     c.all_reduce(&x, &x, 1, dtype::f32, reduce_op::sum);
     CHECK(x == 0.0f);  // (1e8 + 1) - 1e8 in float; another order gives 1
 
-    const float halves[] = {256.0f, 0.75f, 0.75f};  // kept in float until the end: 257.5 rounds to 258
+    const float halves[] = {256.0f, 0.75f, 0.75f};  // summed in float: 257.5, rounded at the end to 258
     bf16 b = to_bf16(halves[c.rank()]);
     c.all_reduce(&b, &b, 1, dtype::bf16, reduce_op::sum);
     CHECK(to_float(b) == 258.0f);
@@ -271,7 +271,7 @@ namespace {
 
 void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
-/// In-process ranks that say of themselves what those on a device do.
+/// In-process ranks that claim to enqueue operations, as ranks on a device do.
 struct enqueuing : verbs<enqueuing> {
   enqueuing() = default;
   threads::communicator inner;
@@ -297,11 +297,11 @@ TEST_CASE("what is under way together counts once") {
   busy_time t;
   t.add(0, 1);
   CHECK(t.seconds() == 1);
-  t.open();  // [2, 6], told last
+  t.open();  // [2, 6], closed last
   t.add(2, 2.5);
   t.open();  // [3, 4]
   t.add(3, 3.5);
-  t.add(5, 7);  // a call meanwhile
+  t.add(5, 7);  // one call in the middle
   CHECK(t.seconds() == 1 + 0.5 + 0.5 + 2);
   t.add(3.5, 4);
   t.last();
@@ -309,13 +309,13 @@ TEST_CASE("what is under way together counts once") {
   t.add(2.5, 6);
   t.last();
   CHECK(t.seconds() == 1 + 5);
-  t.add(8, 8);  // nothing
+  t.add(8, 8);  // empty
   t.add(9, 10);
   CHECK(t.seconds() == 7);
   t.clear();
   CHECK(t.seconds() == 0);
 
-  busy_time many;  // far more spans than are kept apart
+  busy_time many;  // far more spans than the object keeps separately
   many.open();
   for (int i = 0; i < 5000; ++i) many.add(i, i + 0.5);
   CHECK(many.seconds() == 2500);
@@ -351,7 +351,7 @@ TEST_CASE("a request knows when its operation was complete") {
       CHECK(late.completed_at() == 0);
       c.send(&x, 1, dtype::f32, 0, 0);
       late.wait();
-      CHECK(told->seen.completed == 0);  // it was not when waiting began
+      CHECK(told->seen.completed == 0);  // not when the wait started
       CHECK(told->seen.waited_to - told->seen.waited_from > 0.01);
     } else {
       c.receive(&x, 1, dtype::f32, 1, 0);
@@ -362,7 +362,7 @@ TEST_CASE("a request knows when its operation was complete") {
 }
 
 TEST_CASE("the hidden share of a started operation is what was not waited for") {
-  // Each all-reduce takes 200 ms on the link, of which the rank computes `hidden`.
+  // Each all-reduce takes 200 ms on the link; the rank computes during `hidden` of them.
   const auto measure = [](double hidden, bool started, std::vector<axis_times>& out) {
     threads::run(2, [&](threads::communicator c) {
       testing::slow_communicator slow(c, [](const call&, double, double now) { return now + 0.2; });
@@ -383,7 +383,7 @@ TEST_CASE("the hidden share of a started operation is what was not waited for") 
           sleep(hidden);
         }
       }
-      sleep(0.05);  // neither under way nor waited for
+      sleep(0.05);  // neither in flight nor waited for
       if (c.rank() == 0) out = clock.since();
       clock.begin();
       CHECK(clock.since().empty());
@@ -396,7 +396,7 @@ TEST_CASE("the hidden share of a started operation is what was not waited for") 
   CHECK(t[0].seconds >= 0.4);
   CHECK(t[0].hidden() > 0.3);
   CHECK(t[0].hidden() < 0.9);
-  measure(0.3, true, t);  // over before anybody waits: no longer under way than the link says
+  measure(0.3, true, t);  // complete before the wait: in flight only as long as the link takes
   CHECK(t[0].hidden() > 0.9);
   CHECK(t[0].seconds < 0.55);
   measure(0.3, false, t);

@@ -1,5 +1,5 @@
 // program: communicators
-// Ranks that were started differently: who, and in what, is said on every rank.
+// Ranks that were started with different settings: every rank gets an error with the rank and the setting.
 #include "plait/comm/agreement.hpp"
 
 #include <doctest/doctest.h>
@@ -15,7 +15,7 @@ using namespace plait;
 
 namespace {
 
-/// What each of `ranks` is told, through the host's memory or a device's; empty where it may go on.
+/// The error of each of `ranks`, exchanged through memory of the host or of a device; empty without one.
 std::vector<std::string> verdicts(int ranks, bool on_device,
                                   const std::function<std::vector<setting>(int)>& settings_of) {
   std::vector<std::string> said(static_cast<std::size_t>(ranks));
@@ -32,7 +32,7 @@ std::vector<std::string> verdicts(int ranks, bool on_device,
     } catch (const disagreement& e) {
       said[static_cast<std::size_t>(c.rank())] = e.what();
     }
-    all.barrier();  // the ranks are still in step
+    all.barrier();  // the ranks still make the same calls
   });
   return said;
 }
@@ -83,7 +83,7 @@ TEST_CASE("a field that a rank lacks") {
     if (rank == 2) settings.push_back({"--extra", "1"});
     return settings;
   });
-  // What one rank says in two words is not what another says in one.
+  // Two words of one rank differ from the same letters as one word of another.
   check_verdict(2, "rank 1 was started without ab, rank 0 with ab; rank 1 was started with a b, rank 0 without a" + end,
                 [](int rank) {
                   const std::string name = rank == 0 ? "ab" : "a", value = rank == 0 ? "" : "b";

@@ -1,5 +1,5 @@
 // program: communicators
-// Numbers, records and texts of the host, as all ranks or one of them get them.
+// Numbers, records and texts of the host, gathered by all ranks or by one of them.
 #include "plait/comm/host_values.hpp"
 
 #include <doctest/doctest.h>
@@ -21,7 +21,7 @@ struct record {
   bool operator==(const record&) const = default;
 };
 
-/// What rank `of` hands in: as many records as its rank.
+/// The records that rank `of` passes: as many as its rank.
 std::vector<record> records_of(int of) { return std::vector<record>(static_cast<std::size_t>(of), {of, 'x'}); }
 
 }  // namespace

@@ -139,7 +139,7 @@ TEST_CASE("ranks that never come are named on those that came") {
   }
   auto elsewhere = places(2, free_port());
   elsewhere.pop_back();
-  elsewhere[0].address = "192.0.2.1";  // of no host (RFC 5737)
+  elsewhere[0].address = "192.0.2.1";  // belongs to no host (RFC 5737)
   CHECK(
       has(outcomes(elsewhere, 0.3)[0],
           "missing rank 1; 192.0.2.1 is no address of this host, on which rank 0 runs: MASTER_ADDR must name rank 0's "
@@ -206,7 +206,7 @@ TEST_CASE("a rank with another token is named as missing, and one that comes too
   std::this_thread::sleep_for(std::chrono::milliseconds(700));
   const double begun = comm_clock();
   const auto late = outcomes({ranks[2]}, 20);
-  CHECK(comm_clock() - begun < 10);  // not the deadline
+  CHECK(comm_clock() - begun < 10);  // before the deadline
   CHECK(has(late[0], "rank 1 has 5 ranks, but rank 0 has 3"));
   others.join();
   CHECK(has(early[0], "rank 1 has 5 ranks, but rank 0 has 3"));
@@ -224,7 +224,7 @@ TEST_CASE("rank 0 listens where it is told") {
 }
 
 TEST_CASE("processes whose group torch.distributed has made meet beside its store") {
-  const auto store = nccl::detail::listener(0);  // which holds MASTER_PORT, and reads what comes
+  const auto store = nccl::detail::listener(0);  // occupies MASTER_PORT, and reads what arrives
   sockaddr_in6 address{};
   socklen_t length = sizeof address;
   REQUIRE(::getsockname(store.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
@@ -248,7 +248,7 @@ TEST_CASE("processes whose group torch.distributed has made meet beside its stor
   for (const std::string& got : started(port.c_str())) CHECK(got == std::string("id\0of rank 0", 12));
 }
 
-// Strangers on the port where ranks meet: what they send, how many they are, and how long they stay.
+// Strangers on the port of the rendezvous: the bytes that they send, their number, and the time that they stay.
 namespace {
 
 using nccl::detail::tcp_socket;
@@ -261,7 +261,7 @@ tcp_socket connection(const nccl::launch_place& to) {
   REQUIRE_MESSAGE(s, problem);
   return s;
 }
-/// Whether the other side has closed it.
+/// Whether the other side has closed the connection.
 bool is_closed(const tcp_socket& s) {
   char byte = 0;
   return ::recv(s.get(), &byte, 1, MSG_PEEK) == 0;
@@ -271,7 +271,7 @@ std::size_t closed(const std::vector<tcp_socket>& all, std::size_t first, std::s
   for (std::size_t i = first; i < last; ++i) out += is_closed(all[i]);
   return out;
 }
-/// Waits until `condition`, for 10 s at most.
+/// Waits until `condition`, at most 10 s.
 template <class F>
 bool comes_true(const F& condition) {
   const double until = comm_clock() + 10;
@@ -300,7 +300,7 @@ struct two_ranks {
       }
     });
   }
-  /// Rank 1 comes; what it gets.
+  /// Rank 1 connects; returns what it receives.
   std::string end() {
     const std::string got = outcomes({ranks[1]}, 20)[0];
     holding.join();
@@ -309,12 +309,12 @@ struct two_ranks {
   }
 };
 
-/// Leaves the process at most so many descriptors that are not in use.
+/// Limits the process to this number of unused descriptors.
 class few_descriptors {
  public:
   explicit few_descriptors(rlim_t more) {
     REQUIRE(::getrlimit(RLIMIT_NOFILE, &before_) == 0);
-    const int next = ::fcntl(0, F_DUPFD, 0);  // the lowest that is free
+    const int next = ::fcntl(0, F_DUPFD, 0);  // the lowest free one
     REQUIRE(next >= 0);
     ::close(next);
     rlimit few = before_;
@@ -339,7 +339,7 @@ TEST_CASE("strangers of every kind harm nobody while the ranks join") {
   std::vector<std::string> greetings{"", "GET / HTTP/1.1\r\n\r\n", "plaitid1" + std::string(8, '\0'),
                                      nccl::detail::hello_of(ranks[1]).substr(0, 12),
                                      nccl::detail::hello_of(ranks[1]) + "!"};
-  for (const char* token : {"", "job:secreT", "job:secret and more"}) {  // 16 bytes more than the first two have
+  for (const char* token : {"", "job:secreT", "job:secret and more"}) {  // 16 bytes longer than the first two
     for (const int size : {3, 4}) {
       guess.token = token;
       guess.size = size;
@@ -360,10 +360,10 @@ TEST_CASE("strangers of every kind harm nobody while the ranks join") {
     open.push_back(std::move(s));
   }
   for (int i = 0; i < 400; ++i)
-    open.push_back(nccl::detail::connected(ranks[1].address, ranks[1].port, until, problem));  // and say nothing
+    open.push_back(nccl::detail::connected(ranks[1].address, ranks[1].port, until, problem));  // and send nothing
   const double cpu = static_cast<double>(std::clock());
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  CHECK((static_cast<double>(std::clock()) - cpu) / CLOCKS_PER_SEC < 0.3);  // rank 0 waits, and does not spin
+  CHECK((static_cast<double>(std::clock()) - cpu) / CLOCKS_PER_SEC < 0.3);  // rank 0 waits without spinning
   rest = outcomes({ranks[1], ranks[2]}, 20);
   first.join();
   for (const std::string& got : {zero[0], rest[0], rest[1]}) CHECK(got == std::string("id\0of rank 0", 12));

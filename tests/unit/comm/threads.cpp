@@ -14,7 +14,7 @@ using namespace plait;
 
 namespace {
 
-// More of the same takes sanitizers minutes, and shows them nothing new.
+// More repetitions take minutes with sanitizers, and find no further errors.
 #ifdef PLAIT_TEST_SANITIZED
 constexpr bool sanitized = true;
 #else

@@ -21,7 +21,7 @@ namespace {
 
 using plait::test::has;
 
-/// The text that a run ends with; empty if it ends well.
+/// The text of the error that ends a run; empty without one.
 template <class F>
 std::string text_of(int ranks, const F& body) {
   try {
@@ -115,7 +115,7 @@ TEST_CASE("a rank that is stopped in the middle of shared work leaves when nobod
       try {
         for (;;) part.all_reduce(x.data(), x.data(), x.size(), dtype::f32, reduce_op::max);
       } catch (const error&) {
-        // Every element is 1 before and after; a writer that is still there is seen by what it overwrites.
+        // Every element is 1 before and after. A writer that is still running would overwrite these values.
         std::fill(x.begin(), x.end(), 2.0f);
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
         CHECK(std::all_of(x.begin(), x.end(), [](float v) { return v == 2.0f; }));
@@ -225,7 +225,7 @@ TEST_CASE("mismatched collectives are found at once") {
       }
     });
   };
-  // Rank 2 is late, so it usually finds the mismatch; on a busy machine anybody may, and the text says who.
+  // Rank 2 is late, so it usually finds the mismatch. On a busy machine any rank may, and the text names it.
   const auto names_both = [&](const std::string& text, const std::string& odd_call) {
     const std::string head = "mismatched collective #1 on 'world': rank ", usual = "all_reduce(10 float, sum)";
     for (const std::string other : {"0", "1"})

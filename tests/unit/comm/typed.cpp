@@ -23,7 +23,7 @@ using scattered = spec<shard<seq, tp>, hidden, invariant<dp>>;
 using pending_twice = spec<hidden, partial<dp, tp>>;
 using scattered_twice = spec<shard<hidden, tp, dp>>;
 
-// A reference, and nothing else.
+// A typed group is a reference, without further data.
 static_assert(sizeof(typed_group<any_communicator, dp, tp>) == sizeof(void*));
 static_assert(std::is_trivially_copyable_v<part<float, pending>>);
 
@@ -34,7 +34,7 @@ void on_two_by_two(const Body& body) {
     body(ranks);
   });
 }
-/// Where this rank stands, with these global sizes.
+/// The place of this rank, with these global sizes.
 rank_place at(const world& ranks, std::int64_t length, std::int64_t width) {
   return {ranks.shape(), ranks.rank(), sizes_of<seq, hidden>(length, width)};
 }
@@ -102,7 +102,7 @@ TEST_CASE("parts lie in the order of the axes that shard the dim, not in the mes
 
 TEST_CASE("messages and broadcasts carry parts, and one that was made for other sizes is refused") {
   on_two_by_two([](world& ranks) {
-    using stage = spec<seq, hidden, invariant<tp>>;  // a stage's tensors lie on the mesh without dp
+    using stage = spec<seq, hidden, invariant<tp>>;  // the tensors of a stage have no axis dp
     const rank_place here = at(ranks, 1, 2), larger = at(ranks, 2, 2);
     const auto group = group_over<dp>(ranks);
     std::vector<float> x{1, 2}, y(4);
@@ -127,7 +127,7 @@ TEST_CASE("messages and broadcasts carry parts, and one that was made for other 
 
 namespace {
 
-// A program without layers: its own products, activation, bias and gradients, with typed groups between them.
+// A program without layers: its products, activation, bias and gradients, with typed groups between them.
 using tokens_in = spec<seq, hidden, replicate<tp>>;
 using first_weight = spec<shard<ffn, tp>, hidden>;
 using inner = spec<seq, shard<ffn, tp>>;

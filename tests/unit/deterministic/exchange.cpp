@@ -1,5 +1,5 @@
-// Partial sums of ranks, exchanged and joined: the bits of one rank that has all leaves, whatever leaves ranks have and
-// whatever part of the array each is to get; and a leaf that is missing is found.
+// Partial sums of ranks are exchanged and joined. The result has the bits of one rank with all leaves, for all
+// assignments of leaves and for all parts of the array. A missing leaf is an error.
 #include "plait/deterministic/exchange.hpp"
 
 #include <doctest/doctest.h>
@@ -19,9 +19,9 @@ using namespace plait;
 
 namespace {
 
-constexpr std::int64_t elements = 7000;  // more than an exchange of whole arrays takes with three ranks
+constexpr std::int64_t elements = 7000;  // larger than one exchange of whole arrays with three ranks
 
-/// A leaf's terms: numbers of very different size, so that every order of additions has bits of its own.
+/// A leaf's terms: numbers of very different magnitudes, so different orders of addition give different bits.
 std::vector<float> terms(std::int64_t leaf) {
   std::minstd_rand random(static_cast<unsigned>(leaf) + 1);
   std::normal_distribution<float> normal;
@@ -44,7 +44,7 @@ std::vector<float> on_one_rank(std::int64_t leaves) {
   return {all.values[0], all.values[0] + elements};
 }
 
-/// Whose each leaf is.
+/// The owner of each leaf.
 using owners = std::vector<std::int64_t>;
 std::vector<std::vector<tree_node>> members_of(const owners& of, std::int64_t ranks) {
   std::vector<std::vector<tree_node>> members;
@@ -75,13 +75,13 @@ void check(const owners& of, std::int64_t ranks) {
     const auto everywhere = exchange.run_everywhere(device, sum.parts(), elements);
     for (std::int64_t i = 0; i < elements; ++i)
       mine += everywhere.values[0][i] != expected[static_cast<std::size_t>(i)];
-    // In memory of the caller's, and what was given is as it was.
+    // With memory of the caller; the inputs are unchanged.
     std::vector<float> into(static_cast<std::size_t>(elements), -1.0f);
     mine += exchange.run_everywhere(device, sum.parts(), elements, into.data()).values[0] != into.data();
     mine += into != expected;
     for (std::size_t i = 0; i < before.size(); ++i)
       mine += !std::equal(before[i].begin(), before[i].end(), sum.parts().values[i]);
-    // Uneven parts, of which one is empty.
+    // Uneven parts, one of which is empty.
     std::vector<element_range> parts;
     for (std::int64_t r = 0; r < ranks; ++r) parts.push_back({r * 1000, r == 1 ? 1000 : r * 1000 + 900});
     const auto part = exchange.run(device, sum.parts(), parts);
@@ -103,7 +103,7 @@ TEST_CASE("leaves that have terms in some rows alone give the bits of whole leav
   std::shuffle(order.begin(), order.end(), std::minstd_rand(7));
   for (const std::int64_t leaf : order) {
     const std::vector<float> x = terms(leaf);
-    std::vector<std::int64_t> touched;  // a leaf without any, and rows that no leaf touches, are among them
+    std::vector<std::int64_t> touched;  // includes a leaf without rows, and rows of no leaf
     for (std::int64_t row = 1; row < rows; ++row)
       if (leaf != 3 && (row * 7 + leaf * 13) % 5 < 2) touched.push_back(row);
     const auto write = [&](float* out) {
@@ -129,7 +129,7 @@ TEST_CASE("leaves that have terms in some rows alone give the bits of whole leav
 TEST_CASE("whoever has which leaves, the sum has the bits of one rank") {
   check({0, 0, 1, 1}, 2);
   check({0, 1, 1, 0}, 2);        // a zigzag
-  check({0, 1, 2, 0, 1, 2}, 3);  // no neighbours at all
+  check({0, 1, 2, 0, 1, 2}, 3);  // without neighbouring leaves
   check({0, 0, 0, 1, 1, 2, 2}, 3);
   check({3, 3, 1, 0, 0, 1, 2, 2, 2, 1, 3}, 4);
   std::mt19937 random(7);

@@ -1,6 +1,6 @@
-// Layers with deterministic sums: outputs, gradients of inputs and of weights have the bits of one rank on every mesh,
-// and are what sums without this order give but for rounding; what is kept and sent is what a dry run says. Layers that
-// have no such order are refused by name.
+// Layers with deterministic sums. Outputs and gradients of inputs and weights have the bits of one rank on every mesh,
+// and differ from other sums by rounding only. Kept and sent bytes are as a dry run predicts. Layers that have no such
+// order are refused by name.
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
@@ -23,7 +23,7 @@ using namespace plait::test;
 
 namespace {
 
-/// Rows that are no samples of a text, and rows of a token.
+/// Rows that are not samples of a text, and rows of a token.
 struct points : dim_tag<"points"> {};
 struct views : dim_tag<"views"> {};
 
@@ -89,7 +89,7 @@ void check_norms() {
            [](const auto& ctx) { return layer_norm<T, Spec, device_of<decltype(ctx)>>(ctx, 1e-5, "norm"); });
 }
 
-/// A weight that lies as [in, out].
+/// A weight stored as [in, out].
 using column_by_inputs = spec<hidden, shard<ffn, tp>>;
 using row_by_inputs = spec<shard<ffn, tp>, hidden>;
 
@@ -104,7 +104,7 @@ TEST_CASE_TEMPLATE("linears", T, float, double) {
   check_policy<T, linear, policy<wide, row, rows_whole, true>>();
   check_policy<T, linear, policy<rows_split, column_by_inputs, wide, true>>();
   check_policy<T, linear, policy<wide, row_by_inputs, rows_split>>();
-  // A product that is wider than the output, which has the rank's own features.
+  // A product that is wider than the output, which has the rank's features only.
   check_policy<T, linear, policy<wide, row, spec<shard<batch, dp>, seq, shard<hidden, tp>>, true>>();
 }
 
@@ -197,7 +197,7 @@ TEST_CASE_TEMPLATE("attention and MLPs of ranks with unequally many leaves", T, 
 }
 
 namespace {
-/// The message with which a layer is refused on one or several ranks.
+/// The text of the error for a layer on one or several ranks.
 template <class Mesh, class Make>
 std::string refusal(const Mesh& mesh, Make&& make, cpu::options device = {.deterministic = true},
                     deterministic_leaves of = order, const dim_sizes& lengths = sizes()) {

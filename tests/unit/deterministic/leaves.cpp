@@ -1,5 +1,5 @@
-// The leaves of tokens: every leaf is somebody's and nobody else's on each mesh, with the same tokens, whatever the
-// order of the sequence and the number of microbatches; and what ranks cannot share out is refused.
+// The leaves of tokens: on each mesh every leaf has exactly one owner and the same tokens, for every order of the
+// sequence and every number of microbatches. Leaves that ranks cannot divide are refused.
 #include "plait/deterministic/leaves.hpp"
 
 #include <doctest/doctest.h>
@@ -23,7 +23,7 @@ using text = spec<shard<batch, dp>, shard<seq, cp, tp>>;
 using zigzag_text = spec<shard<batch, dp>, shard<zseq, cp, tp>>;
 using text_of_rows = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;  // four rows of each token
 
-/// The tokens of each leaf, as (sample of the step, position), and how often a leaf is somebody's.
+/// The tokens of each leaf, as (sample of the step, position), and its number of owners.
 struct found {
   std::map<std::int64_t, std::set<std::pair<std::int64_t, std::int64_t>>> tokens;
   std::map<std::int64_t, int> owners;

@@ -1,5 +1,5 @@
-// The tree over the leaves of a deterministic sum: its result depends on no order of insertion, and roots are the
-// fewest.
+// The tree over the leaves of a deterministic sum: its result does not depend on the order of insertion, and its roots
+// are as few as possible.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 using namespace plait;
 
 namespace {
-/// How a tree adds its leaves, in brackets.
+/// The order in which a tree adds its leaves, in brackets.
 std::string sum_of(const std::vector<std::int64_t>& order, std::int64_t leaves) {
   leaf_tree<std::string> tree(leaves);
   for (const std::int64_t leaf : order)
@@ -46,7 +46,7 @@ TEST_CASE("roots are the fewest nodes that cover some leaves") {
   CHECK(roots({{0, 4}}, 8) == std::vector<tree_node>{{2, 0}});
   CHECK(roots({{2, 8}}, 8) == std::vector<tree_node>{{1, 1}, {2, 1}});
   CHECK(roots({{0, 1}, {3, 4}}, 4) == std::vector<tree_node>{{0, 0}, {0, 3}});
-  CHECK(roots({{4, 5}}, 5) == std::vector<tree_node>{{2, 1}});  // there is no other leaf in that half
+  CHECK(roots({{4, 5}}, 5) == std::vector<tree_node>{{2, 1}});  // that half has no other leaf
   CHECK(roots({{0, 5}}, 5) == std::vector<tree_node>{{3, 0}});
 }
 

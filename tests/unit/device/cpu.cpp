@@ -144,7 +144,7 @@ TEST_CASE("the program's numbers of threads stay, and a product has the device's
   for (std::thread& rank : ranks) rank.join();
   CHECK(openblas_get_num_threads() == 2);
   {
-    const plait::detail::openblas_threads outer(1), inner(2);  // the first one's number holds
+    const plait::detail::openblas_threads outer(1), inner(2);  // the number of the first one stays
     CHECK(openblas_get_num_threads() == 1);
   }
   CHECK(openblas_get_num_threads() == 2);
@@ -175,25 +175,25 @@ TEST_CASE("scratch memory serves its owner alone, also while another is being ma
   const auto first = memory.begin_scratch();
   void* const a = memory.allocate(1000);
   memory.release(a);
-  CHECK(memory.allocate(1000) == a);  // within the scratch memory a block serves again
+  CHECK(memory.allocate(1000) == a);  // a block of the scratch memory is reused
   memory.release(a);
   memory.end_scratch();
   CHECK(memory.allocate(1000) != a);
   const auto second = memory.begin_scratch();
   void* const b = memory.allocate(2000);
   memory.release(b);
-  memory.give_back(first, 0);  // that takes nothing of the second one with it
+  memory.give_back(first, 0);  // keeps the blocks of the second one
   CHECK(memory.cached_bytes() >= 1000);
   CHECK(memory.cached_bytes() < 2000);
   CHECK(memory.allocate(2000) == b);
   memory.end_scratch();
-  memory.release(b);  // later than the end: it is still the second one's
+  memory.release(b);  // after the end: the block belongs to the second one
   CHECK(memory.allocate(2000) != b);
   memory.give_back(second, 0);
   CHECK(memory.scratch_bytes() == 0);
   CHECK(memory.allocate(2000) == b);
 
-  // What is still in use when its scratch memory goes serves others as soon as it is released.
+  // Blocks still in use when their scratch memory ends are reused as soon as they are released.
   const auto third = memory.begin_scratch();
   void* const c = memory.allocate(5000);
   memory.end_scratch();
@@ -203,7 +203,7 @@ TEST_CASE("scratch memory serves its owner alone, also while another is being ma
   CHECK(memory.cached_bytes() > cached);
   CHECK(memory.allocate(5000) == c);
 
-  // So is what is older and released meanwhile: work that is being recorded may have used it.
+  // The same for older blocks released meanwhile: recorded work may have used them.
   void* const d = memory.allocate(7000);
   const auto fourth = memory.begin_scratch();
   memory.release(d);

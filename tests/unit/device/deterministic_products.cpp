@@ -1,6 +1,6 @@
 // program: devices
-// Products in a deterministic order: a plain sum of fused multiply-adds in float and double, the same bits whatever is
-// cut and however rows lie, and the refusals.
+// Products in a deterministic order: a sum of fused multiply-adds in float and double. The bits are the same for every
+// split and every layout of rows. Also the errors.
 #include "plait/device/deterministic_products.hpp"
 
 #include <doctest/doctest.h>

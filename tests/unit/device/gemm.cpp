@@ -24,7 +24,7 @@ In from_double(double value) {
     const auto f = static_cast<float>(value);
     std::uint32_t bits;
     std::memcpy(&bits, &f, 4);
-    return bf16{static_cast<std::uint16_t>(bits >> 16)};  // the values used have eight significant bits
+    return bf16{static_cast<std::uint16_t>(bits >> 16)};  // the values used here have eight significant bits
   } else {
     return static_cast<In>(value);
   }
@@ -42,8 +42,8 @@ double to_double(In value) {
   }
 }
 
-/// The largest error against a triple loop, relative to the sum of the magnitudes; also checks that the gaps between
-/// rows of C stay untouched.
+/// The largest error compared with a triple loop, relative to the sum of the magnitudes. Also checks that the gaps
+/// between rows of C do not change.
 template <class In, class Out, class Multiply>
 double gemm_error(const Multiply& multiply, bool ta, bool tb, int64_t m, int64_t n, int64_t k,
                   plait::arithmetic<Out> alpha, plait::arithmetic<Out> beta, int64_t gap) {
@@ -73,7 +73,7 @@ double gemm_error(const Multiply& multiply, bool ta, bool tb, int64_t m, int64_t
       if (beta != 0) expected += static_cast<double>(beta) * to_double(before[at]);
       if (std::is_same_v<Out, bf16>) magnitude = std::abs(expected) + 1e-5 * magnitude;  // rounded once
       const double error = std::abs(to_double(c[at]) - expected) / magnitude;
-      worst = error < worst ? worst : error;  // a NaN counts as worst
+      worst = error < worst ? worst : error;  // NaN counts as the largest error
     }
     for (int64_t j = n; j < ldc && i + 1 < m; ++j) {
       const auto at = static_cast<std::size_t>(i * ldc + j);
@@ -195,7 +195,7 @@ void check(Plain&& plain) {
         std::vector<T> c = numbers<T>(5 * p.ldc, 3), expected = c;
         device.gemm(ta, tb, p.m, p.n, p.k, T(0.5), a.data(), p.lda, b.data(), p.ldb, beta, expected.data(), p.ldc);
         plain(p, T(0.5), a.data(), b.data(), beta, c.data());
-        CHECK(c == expected);  // of numbers with few bits, so nothing is rounded
+        CHECK(c == expected);  // numbers of few bits, so nothing is rounded
       }
 }
 

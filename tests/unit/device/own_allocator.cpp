@@ -1,6 +1,6 @@
 // program: program_memory
-// A program's own allocator under the processor as a device: what it sees is what the device has, from its making to
-// its end, through the calls of layers.
+// A program's allocator used by the cpu device: from creation to end, through all calls of layers, the device uses
+// memory of this allocator only.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 #include "plait/nn/norm.hpp"
 #include "support/small_layers.hpp"
 
-namespace own_allocator {  // files of one program may have helpers of one name
+namespace own_allocator {  // files of one program may have helpers of the same name
 
 using namespace plait;
 using namespace plait::test::small_layers;
@@ -23,12 +23,12 @@ using plait::test::begin;
 
 namespace {
 
-/// A program's allocator, which knows each of its blocks and has a limit.
+/// A program's allocator, which records its blocks and has a limit.
 struct program {
   std::map<void*, std::size_t> blocks;
   std::size_t bytes = 0, calls = 0, limit = ~std::size_t{0};
   bool matched = true;
-  std::size_t skew = 0;  ///< bytes by which pointers miss their boundary
+  std::size_t skew = 0;  ///< bytes by which pointers are misaligned
 
   memory_functions<> functions() {
     return {[this](std::size_t n) -> void* {
@@ -69,7 +69,7 @@ TEST_CASE("a program's allocator sees every byte of a device, until it ends") {
       const context<cpu> ctx{device, w, sizes_of<seq, hidden, ffn>(32, 16, 64), 1};
       const auto sees_all = [&](const char* when) {
         if (mine.bytes != device.reserved_bytes()) fail({when, ": ", mine.bytes, ", not ", device.reserved_bytes()});
-        // Here all requests are of whole blocks.
+        // In this test all requests are whole blocks.
         if (mine.bytes != device.bytes_in_use() + device.cached_bytes())
           fail({when, ": ", mine.bytes, " in ", device.bytes_in_use(), " and ", device.cached_bytes()});
       };
@@ -122,7 +122,7 @@ TEST_CASE("an allocator that has no more is asked again without the cache, and t
   mine.limit = 4096;
   cpu device({.memory = mine.functions()});
   device.release(device.allocate(3072));
-  void* const second = device.allocate(2048);  // with the first one's block given back
+  void* const second = device.allocate(2048);  // after the first block was released
   CHECK(mine.bytes == 2048);
   CHECK(
       refusal([&] { device.allocate(~std::size_t{0} - 31); }).starts_with("out of memory: 18446744073709551584 bytes"));

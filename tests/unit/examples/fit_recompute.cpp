@@ -1,5 +1,5 @@
 // program: schedules
-// Which layers recompute by a budget: against brute force, and the microbatches in flight of schedules.
+// The choice of recomputed layers by a budget, compared with brute force, and the microbatches in flight of schedules.
 #include "train_llama/fit_recompute.hpp"
 
 #include <doctest/doctest.h>
@@ -18,7 +18,7 @@ namespace {
 
 using in_flight = std::vector<std::vector<chunk_in_flight>>;
 
-/// What a choice keeps at a time, at most, and costs.
+/// The largest number of bytes that a choice keeps, and its cost.
 std::pair<std::int64_t, double> weigh(const std::vector<chunk_prices>& chunks, const in_flight& times,
                                       const std::vector<std::vector<int>>& modes) {
   double cost = 0;
@@ -48,7 +48,7 @@ std::string text_of_error(F&& f) {
   return "";
 }
 
-/// Every choice there is.
+/// Calls the function for every choice.
 void for_all(const std::vector<chunk_prices>& chunks,
              const std::function<void(const std::vector<std::vector<int>>&)>& f) {
   std::vector<std::vector<int>> modes;
@@ -69,7 +69,7 @@ constexpr recompute_choice constant_choice() {
   const layer_prices block{{10, 0, 0}, {6, 0, 1}, {0, 0, 5}};
   return choose_recompute({chunk_prices(4, block)}, {{{2, 0}}}, 44);
 }
-// 22 bytes for a microbatch: from 40, selective blocks save 4 for 1 each, and one full block 10 for 5.
+// With 22 bytes for a microbatch: from 40, selective blocks save 4 each at cost 1, and one full block 10 at cost 5.
 static_assert(constant_choice().cost == 7 && constant_choice().bytes == 44);
 
 }  // namespace
@@ -145,7 +145,7 @@ TEST_CASE("microbatches in flight are the schedule's") {
   for (int rank = 0; rank < 4; ++rank) CHECK(of("1f1b", 4, 8, rank) == in_flight{{{4 - rank, 0}}});  // min(m, p - r)
   CHECK(of("1f1b", 4, 2, 0) == in_flight{{{2, 0}}});
   CHECK(of("gpipe", 2, 5, 1) == in_flight{{{5, 0}}});
-  // ZB-H1 holds p on every rank, with what waits for its weight gradients.
+  // ZB-H1 keeps p on every rank, including those that wait for their weight gradients.
   for (int rank = 0; rank < 4; ++rank) {
     int most = 0;
     for (const auto& time : of("zb_h1", 4, 8, rank)) most = std::max(most, time[0].forward + time[0].deferred);

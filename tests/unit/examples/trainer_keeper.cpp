@@ -1,4 +1,4 @@
-// What the trainer tells of saves at its end, whether the last state is on the disk; and the memory that it finds.
+// The trainer's report of saves at its end, and whether the last state is on disk; and the memory limit that it finds.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,15 +19,15 @@ std::atomic<int> interrupted{0}, save_asked{0};
 
 namespace {
 
-/// A run whose saves end as a test says; it trains nothing.
+/// A run without training, whose saves end as a test decides.
 class saves_alone final : public model_run {
  public:
-  std::vector<std::uint64_t> begun;             ///< steps, in the order in which saves of them were asked for
-  std::vector<plait::finished_save> will_end;   ///< what the next question for ended saves that waits is told
-  std::vector<std::string> refusals;            ///< of the next saves; empty: it is begun
-  std::vector<plait::finished_save> under_way;  ///< saves that were begun and end well when they are waited for
-  std::vector<std::int64_t> best;               ///< that each save was told
-  std::vector<double> losses;                   ///< held-out, of the next saves
+  std::vector<std::uint64_t> begun;             ///< steps, in the order of their saves
+  std::vector<plait::finished_save> will_end;   ///< result of the next waiting call for finished saves
+  std::vector<std::string> refusals;            ///< errors of the next saves; empty: the save starts
+  std::vector<plait::finished_save> under_way;  ///< saves in flight, which succeed when they are waited for
+  std::vector<std::int64_t> best;               ///< the best step, as passed to each save
+  std::vector<double> losses;                   ///< held-out losses of the next saves
 
   std::vector<plait::finished_save> save(std::int64_t steps, const best_step& its_best) override {
     const auto step = static_cast<std::uint64_t>(steps);
@@ -49,7 +49,7 @@ class saves_alone final : public model_run {
   std::int64_t newest_saved() override { return -1; }
   best_step best_saved() override { return {}; }
 
-  // What a keeper does not ask for.
+  // Members that a keeper does not call.
   plait::step_result step(std::int64_t, bool) override { return {}; }
   const requests& asked() const override { return asked_; }
   const std::vector<plait::axis_communication>& communication() const override { return communication_; }
@@ -76,7 +76,7 @@ class saves_alone final : public model_run {
   std::string device_name() const override { return {}; }
 
  private:
-  /// The oldest so many saves that are under way end.
+  /// Ends the oldest `count` saves in flight.
   std::vector<plait::finished_save> end(std::size_t count) {
     const auto behind = under_way.begin() + static_cast<std::ptrdiff_t>(count);
     std::vector<plait::finished_save> ended(under_way.begin(), behind);
@@ -95,8 +95,7 @@ class saves_alone final : public model_run {
   std::vector<plait::stage_layers> stages_;
 };
 
-/// Runs a keeper over steps 2, 4 and so on until `last`, each of which is saved, and returns what it says of the last
-/// at the end.
+/// Runs a keeper over steps 2, 4, ... `last`, each of which is saved. Returns its final report of the last state.
 std::string failure_after(saves_alone& run, bool worth_saving = true, std::int64_t last = 6,
                           std::vector<std::uint64_t>* best = nullptr) {
   setup s{.opt = {}, .rate = plait::lr_schedule(plait::lr_schedule_config{})};
@@ -122,7 +121,7 @@ TEST_CASE("the memory that is available is what the kernel has and control group
   std::filesystem::create_directories(dir / "proc/self");
   dir.write("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 4000 kB\nSwapFree: 500 kB\n");
   CHECK(available_memory(root) == 4500.0 * 1024);
-  // Version 2: the group itself has no limit, and the one around it has.
+  // Version 2: the group has no limit, but its parent has.
   dir.write("proc/self/cgroup", "0::/job/step\n");
   std::filesystem::create_directories(dir / "sys/fs/cgroup/job/step");
   dir.write("sys/fs/cgroup/job/step/memory.max", "max\n");
@@ -130,7 +129,7 @@ TEST_CASE("the memory that is available is what the kernel has and control group
   dir.write("sys/fs/cgroup/job/memory.current", "1500000\n");
   dir.write("sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 300000\nactive_file 200000\n");
   CHECK(available_memory(root) == 1000000 + 500.0 * 1024);
-  // Version 1, in a container, where the path is that of the host.
+  // Version 1, in a container: the path is the host's.
   dir.write("proc/self/cgroup", "9:cpu:/\n4:memory:/host/path\n");
   std::filesystem::create_directories(dir / "sys/fs/cgroup/memory");
   dir.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "1000000\n");
@@ -183,7 +182,7 @@ TEST_CASE("a best whose save fails gives its place to the best of those that do 
   run.will_end = {{.step = 4, .failure = "a full disk"}};
   std::vector<std::uint64_t> told;
   CHECK(failure_after(run, true, 10, &told).empty());
-  // Step 4 is under way when 6 is saved, and has failed when 8 is.
+  // Step 4 is in flight when 6 is saved, and has failed when 8 is saved.
   CHECK(run.best == std::vector<std::int64_t>{2, 4, 4, 6, 6});
   CHECK(told == steps{2, 6});
 }

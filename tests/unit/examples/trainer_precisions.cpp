@@ -1,4 +1,4 @@
-// A trainer that is built for some precisions runs those, and says of the others what to do.
+// A trainer built for some precisions runs those; the error for others names a remedy.
 #define PLAIT_TRAINER_PRECISIONS float, plait::bf16_gradients
 #include <doctest/doctest.h>
 

@@ -13,7 +13,7 @@ using byte_vector = std::vector<std::byte>;
 
 std::uint32_t of_text(std::string_view text) { return plait::crc32c(std::as_bytes(std::span(text))); }
 
-/// A bit at a time, as the definition says.
+/// Computes the checksum bit by bit, by the definition.
 std::uint32_t bitwise(std::span<const std::byte> data) {
   std::uint32_t state = ~0u;
   for (const std::byte b : data) {
@@ -30,7 +30,7 @@ byte_vector random_bytes(std::size_t n) {
   return out;
 }
 
-/// The checksum of two ranges of bytes after each other, from their checksums and the length of the second.
+/// The checksum of two consecutive ranges of bytes, from their checksums and the length of the second.
 constexpr std::uint32_t combine(std::uint32_t first, std::uint32_t second, std::uint64_t bytes_of_second) {
   return plait::detail::crc32c_multiply(plait::detail::crc32c_power(bytes_of_second), first) ^ second;
 }
@@ -85,7 +85,7 @@ TEST_CASE("a checksum goes on where another ended, and two combine into one") {
     CHECK(combine(plait::crc32c(first), plait::crc32c(second), second.size()) == whole);
   }
   static_assert(combine(0, 0, 1ull << 40) == 0);
-  // A terabyte of zeros, from one of 16 bytes that is doubled.
+  // A terabyte of zeros, from 16 bytes doubled repeatedly.
   std::uint32_t zeros = plait::crc32c(byte_vector(16, std::byte{0}));
   for (std::uint64_t n = 16; n < 1ull << 40; n *= 2) zeros = combine(zeros, zeros, n);
   std::uint32_t thirds = 0;

@@ -15,7 +15,7 @@ namespace {
 
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-/// A file that writes and reads three bytes at a time and stops taking them at byte 20, and whose first sync fails.
+/// A file that writes and reads three bytes at a time, stops accepting bytes at byte 20, and whose first sync fails.
 class small_steps final : public plait::open_file {
  public:
   small_steps() : open_file("small") {}

@@ -1,5 +1,5 @@
 // program: io
-// Memory for bytes on their way to a file or from one, and copies of them.
+// Memory for bytes that are read from or written to a file, and copies of it.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -59,7 +59,7 @@ TEST_CASE("memory from elsewhere goes back there") {
     b.grow(6 * mib, from);
     fill(b);
     CHECK(released == 0);
-    b.grow(4 * mib);  // of a mapping again
+    b.grow(4 * mib);  // again of a mapping
     CHECK(released == 1);
     CHECK(behind(b, 2 * mib) == 0);
     b.grow(100, from);

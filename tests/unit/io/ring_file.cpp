@@ -21,9 +21,10 @@ namespace {
 
 using plait::detail::ring_file;
 
-/// What the next rings do: how the n-th write that they are given ends, and which of those under way ends first.
+/// The behaviour of the next rings: the result of the n-th write, and which write in flight ends first.
 struct script {
-  std::map<std::size_t, std::int64_t> ends;  ///< in place of all bytes; for a positive number, so many
+  /// The result of a write by its index: bytes written, or a negative error; others write all bytes.
+  std::map<std::size_t, std::int64_t> ends;
   bool newest_first = false, cannot_begin = false, breaks = false;
   std::size_t begun = 0, at_once = 0;
 } plan;
@@ -64,7 +65,7 @@ std::unique_ptr<plait::write_ring> make_scripted(unsigned) { return std::make_un
 std::unique_ptr<plait::write_ring> make_none(unsigned) { plait::fail("io_uring cannot be set up: not permitted"); }
 #endif
 
-/// Blocks of a file, as a save hands them over: whole pages, and at the end some bytes.
+/// Blocks of a file, as a save passes them: whole pages, and some bytes at the end.
 struct blocks {
   static constexpr std::size_t block = std::size_t{512} << 10, count = 9, tail = 1234, header = 4096;
 
@@ -130,11 +131,11 @@ TEST_CASE("a write of a ring that fails is told by a later call, by name, and no
       if (at + 1 == blocks::count) CHECK_ERROR(file.sync(), "cannot sync '" + path + "'", "failed before");
     }
   }
-  // A write that takes nothing, a ring that takes none, and one that breaks.
+  // A write of no bytes, a ring that accepts no write, and one that fails.
   plan = {.ends = {{3, 0}}};
   {
     ring_file file = new_file(dir / "none");
-    all.write(file);  // what was not taken is written by another call
+    all.write(file);  // another call writes the rest
   }
   CHECK(all.are_in(dir / "none"));
   plan = {.ends = {}, .cannot_begin = true};
@@ -181,7 +182,7 @@ TEST_CASE("io_uring, where it is there, writes the same; where it is not, it is 
   }
 #ifdef PLAIT_WITH_LIBURING
   CHECK_ERROR(plait::uring_file_system{make_none}, "io_uring cannot be set up: not permitted");
-  // A ring that is too large for the system is refused by it.
+  // The system refuses a ring that is too large.
   if (chosen.io == plait::file_io::uring) CHECK_ERROR(plait::detail::uring(1U << 31), "io_uring cannot be set up: ");
 #else
   CHECK(chosen.why == "this program was built without liburing");

@@ -30,7 +30,7 @@ using plait::test::shape_of;
 using std::int64_t;
 using values = std::vector<double>;
 
-/// Normal numbers that T holds exactly.
+/// Normally distributed numbers that T represents exactly.
 template <class T>
 values seeded_values(int64_t n, unsigned seed) {
   std::mt19937 generator(seed);
@@ -53,7 +53,7 @@ double error_of(const std::vector<T>& got, const values& expected) {
   return worst / largest;
 }
 
-/// Compares whole arrays: what belongs to no token of the piece must stay as it was.
+/// Compares whole arrays: elements outside of the piece's tokens must not change.
 template <class T>
 void check(const attention_piece& given, double tolerance) {
   const attention_shape s = given.shape.checked();
@@ -134,15 +134,15 @@ std::vector<attention_piece> plain_pieces() {
     s.mask = plait::kernels::attention_mask::full().where([](int64_t q, int64_t k) { return q / 50 == k / 50 + 1; });
     all.push_back(s);
     s.mask = {};
-    s.q_offset = s.k_len / 2;  // some queries see everything
+    s.q_offset = s.k_len / 2;  // some queries see all keys
     all.push_back(s);
     s.q_offset = 0;
-    s.k_offset = s.q_len / 3;  // some queries see nothing
+    s.k_offset = s.q_len / 3;  // some queries see no key
     all.push_back(s);
-    s.k_offset = s.q_len + 10;  // no query sees anything
+    s.k_offset = s.q_len + 10;  // no query sees a key
     all.push_back(s);
     s.k_offset = 0;
-    s.q_offset = s.k_len + 10;  // every query sees everything
+    s.q_offset = s.k_len + 10;  // every query sees all keys
     all.push_back(s);
   }
   std::vector<attention_piece> pieces;
@@ -196,7 +196,7 @@ TEST_CASE("queries whose document begins behind the first block of keys of their
 }
 
 TEST_CASE("every rank's halves of a zigzag sequence against every visiting half make the whole attention") {
-  // Chunks 0 to 2 ranks - 1; rank r holds chunks r and 2 ranks - 1 - r, which lie side by side.
+  // Chunks 0 to 2 ranks - 1; rank r has chunks r and 2 ranks - 1 - r, one after the other in memory.
   const int64_t ranks = 3, chunk = 37, len = 2 * ranks * chunk, batch = 2, heads = 4, kv_heads = 2, d = 8;
   plait::test::picker numbers(3);
   std::vector<std::int32_t> documents;
@@ -217,7 +217,7 @@ TEST_CASE("every rank's halves of a zigzag sequence against every visiting half 
       values o(q.size()), lse(static_cast<std::size_t>(batch * heads * len)), dq(q.size()), dk(k.size()), dv(v.size());
       plait::test::naive_attention(
           whole, {q.data(), k.data(), v.data(), d_o.data(), o.data(), lse.data(), dq.data(), dk.data(), dv.data()});
-      // A rank's tokens are the two chunks of every batch; dk and dv are summed where the keys are.
+      // A rank's tokens are the two chunks of every batch; dk and dv are summed on the rank of the keys.
       cpu device;
       const auto chunk_of = [&](int64_t rank, int64_t half) { return half == 0 ? rank : 2 * ranks - 1 - rank; };
       const auto local = [&](const auto& from, int64_t rank, int64_t token) {
@@ -302,8 +302,8 @@ TEST_CASE("blocks of keys that nobody sees are not looked at, nor blocks of quer
     values q = seeded_values<double>(len * width, 1), k = seeded_values<double>(len * width, 2), v = k, d_o = q, o(q),
            dq(q), dk(k), dv(v), lse(static_cast<std::size_t>(len));
     const auto nan = std::numeric_limits<double>::quiet_NaN();
-    // What the first 64 tokens are may matter to those from 256 on no more, and the other way round.
-    const int64_t unseen = how == 2 ? 256 : 0;  // the first block begins the sums in any case
+    // The first 64 tokens do not affect those from 256 on, nor the reverse.
+    const int64_t unseen = how == 2 ? 256 : 0;  // the first block always starts the sums
     std::fill_n(k.begin() + unseen * width, 64 * width, nan);
     std::fill_n(v.begin() + unseen * width, 64 * width, nan);
     attention_forward(device, q.data(), k.data(), v.data(), o.data(), lse.data(), s);

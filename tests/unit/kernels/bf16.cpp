@@ -1,6 +1,6 @@
 // program: kernels
-// Every kernel in bf16 against itself in float, on the same inputs. bf16 has eight significant bits: rounding to
-// nearest changes a number by at most 2^-8 of itself, and a kernel rounds each result once.
+// Compares every kernel in bf16 with the same kernel in float, on equal inputs. bf16 has eight significant bits:
+// rounding to nearest changes a number by at most 2^-8 of itself, and a kernel rounds each result once.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ namespace simd = plait::kernels::simd;
 
 constexpr double roundoff = 0x1p-8;
 
-/// Normal numbers that bf16 holds exactly.
+/// Normally distributed numbers that bf16 represents exactly.
 template <class T>
 std::vector<T> numbers(int64_t n, unsigned seed) {
   std::vector<T> all;
@@ -45,7 +45,7 @@ std::vector<double> in_double(const Array& array) {
   return wide;
 }
 
-/// What a kernel wrote: in the type of a layer by `operator()`, and what is float beside bf16 as well by `exact`.
+/// The results of a kernel: `operator()` takes those in the layer's type, `exact` those that are float even for bf16.
 struct written {
   std::vector<std::vector<double>> rounded, same;
   template <class Array>
@@ -58,7 +58,7 @@ struct written {
   }
 };
 
-/// `run` computes in the type of its first argument, and hands what it writes to its second.
+/// `run` computes in the type of its first argument, and passes its results to its second.
 template <class Run>
 void check_like_float(const Run& run) {
   written in_bf16, in_float;
@@ -70,7 +70,7 @@ void check_like_float(const Run& run) {
     const std::vector<double>&got = in_bf16.rounded[a], &expected = in_float.rounded[a];
     REQUIRE(got.size() == expected.size());
     std::size_t beyond = 0;
-    for (std::size_t i = 0; i < got.size(); ++i)  // with room for float's own error, where terms cancel
+    for (std::size_t i = 0; i < got.size(); ++i)  // with a margin for the rounding errors of float, where terms cancel
       beyond += !(std::abs(got[i] - expected[i]) <= 1.001 * roundoff * std::abs(expected[i]) + 1e-6);
     CHECK(beyond == 0);
   }
@@ -114,7 +114,7 @@ TEST_CASE("packs load every bf16 and round every float as single elements do") {
       wrong += narrow[i].bits != plait::to_bf16(any[i]).bits;
   }
   CHECK(wrong == 0);
-  CHECK(std::isnan(plait::to_float(narrow[2])));  // a NaN whose upper half alone would be infinity
+  CHECK(std::isnan(plait::to_float(narrow[2])));  // a NaN whose upper half would be infinity
 }
 
 TEST_CASE("sums and maxima of bf16 are those of the floats") {
@@ -183,7 +183,7 @@ TEST_CASE("norms, with an addend and without") {
   for (const int64_t n : sizes)
     check_like_float([n]<class T>(T, written& out) {
       cpu device;
-      constexpr int64_t rows = 40;  // more than one block of a column's sums
+      constexpr int64_t rows = 40;  // more than one block of sums of a column
       const auto x = numbers<T>(rows * n, 1), w = numbers<T>(n, 2), bias = numbers<T>(n, 3),
                  dy = numbers<T>(rows * n, 4);
       const auto addend = numbers<T>(rows * n, 5);
@@ -287,7 +287,7 @@ TEST_CASE("rotations, tables and the loss") {
 
 namespace {
 
-/// Attention of a piece whose rows are slices of longer ones, in the type T with outputs of type O.
+/// Attention of a piece whose rows are slices of longer ones, in type T with outputs of type O.
 template <class T, class O>
 struct attended {
   std::vector<double> o, lse, dq, dk, dv;
@@ -309,22 +309,22 @@ struct attended {
                                 queries.data(), keys.data(), of_values.data(), s, {adds, adds});
     o = in_double(out), lse = in_double(sums), dq = in_double(queries), dk = in_double(keys), dv = in_double(of_values);
     kernels::attention_delta(device, out.data(), d_o.data(), delta.data(), s);
-    auto again = numbers<O>(q_tokens * s.dq_stride, 5);  // delta that is given is what is made
+    auto again = numbers<O>(q_tokens * s.dq_stride, 5);  // a given delta equals the computed one
     kernels::attention_backward(device, q.data(), k.data(), v.data(), out.data(), sums.data(), d_o.data(), again.data(),
                                 keys.data(), of_values.data(), s, {adds, adds}, delta.data());
     CHECK(plait::testing::relative_difference(in_double(again), dq) < 2 * roundoff);
   }
 };
 
-/// Probabilities, gradients of scores and outputs are each rounded once, by at most 2^-8 of themselves: in the
-/// Euclidean norm that is less, and terms that cancel make it more. Found: at most 0.6 of this bound.
+/// Probabilities, gradients of scores and outputs are each rounded once, by at most 2^-8 of themselves. In the
+/// Euclidean norm that is less, but more where terms cancel. Measured: at most 0.6 of this bound.
 template <class O>
 void check_attention(const kernels::attention_shape& s, bool adds) {
   const attended<bf16, O> got(s, adds);
   const attended<float, float> expected(s, adds);
   using plait::testing::relative_difference;
   CHECK(relative_difference(got.o, expected.o) < roundoff);
-  for (std::size_t i = 0; i < got.lse.size(); ++i)  // a query that sees nothing has -infinity
+  for (std::size_t i = 0; i < got.lse.size(); ++i)  // for a query that sees no key it is -infinity
     CHECK((got.lse[i] == expected.lse[i] || std::abs(got.lse[i] - expected.lse[i]) < 1e-5));
   CHECK(relative_difference(got.dq, expected.dq) < roundoff);
   CHECK(relative_difference(got.dk, expected.dk) < roundoff);
@@ -345,7 +345,7 @@ TEST_CASE("attention and its gradients, rounded or in float, over blocks of quer
   shapes.push_back(shapes[1]), shapes.back().mask = kernels::attention_mask::window(9);
   shapes.push_back(shapes[1]), shapes.back().mask = kernels::attention_mask::full();
   shapes.push_back(shapes[1]), shapes.back().score = {.cap = 2, .alibi = true};
-  shapes.push_back(shapes[1]), shapes.back().k_offset = 40;  // the first queries see nothing
+  shapes.push_back(shapes[1]), shapes.back().k_offset = 40;  // the first queries see no key
   for (const kernels::attention_shape& s : shapes) {
     CAPTURE(s.q_len);
     CAPTURE(s.k_len);

@@ -16,7 +16,7 @@ using kernels::vocabulary_range;
 
 namespace {
 
-/// The weighted sum of the losses of all rows by the definition; logits are [rows, vocab].
+/// The weighted sum of the losses of all rows, by the definition; logits are [rows, vocab].
 double reference(const std::vector<double>& x, const std::vector<int64_t>& targets, const std::vector<double>& weights,
                  int64_t vocab, const cross_entropy_settings& s) {
   double total = 0;
@@ -41,8 +41,8 @@ struct result {
   double padding_gradient = 0;
 };
 
-/// The kernels over a vocabulary cut into ranges of the given width (the last is padded, some may be padding only),
-/// reduced by hand. `one_pass` takes the statistics relative to the local maximum.
+/// Calls the kernels over a vocabulary split into ranges of the given width (the last has padding, some may be padding
+/// only), and reduces their results. `one_pass` computes the statistics relative to the local maximum.
 template <class T>
 result sharded(cpu& device, const std::vector<double>& x, const std::vector<int64_t>& targets,
                const std::vector<double>& weights, int64_t vocab, int64_t width, int64_t ranks,
@@ -59,7 +59,7 @@ result sharded(cpu& device, const std::vector<double>& x, const std::vector<int6
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t col = rank * width; col < (rank + 1) * width; ++col) {
         mine.push_back(col < vocab ? static_cast<T>(x[static_cast<std::size_t>(r * vocab + col)])
-                                   : T(1e30));  // padding must not matter
+                                   : T(1e30));  // padding must have no effect
       }
     }
     const auto i = static_cast<std::size_t>(rank);
@@ -155,7 +155,7 @@ TEST_CASE("large logits do not overflow and a large vocabulary keeps its digits"
   const result whole = sharded<float>(device, x, targets, {1, 1}, vocab, vocab, 1, s, false);
   const result split = sharded<float>(device, x, targets, {1, 1}, vocab, vocab / 4, 4, s, true);
   const result exact = sharded<double>(device, x, targets, {1, 1}, vocab, vocab, 1, s, false);
-  CHECK(std::abs(whole.loss / exact.loss - 1) < 5e-6);  // logits of 500 carry 6e-5 of rounding themselves
+  CHECK(std::abs(whole.loss / exact.loss - 1) < 5e-6);  // logits of 500 have a rounding error of 6e-5
   CHECK(std::abs(split.loss / whole.loss - 1) < 1e-6);
   CHECK(difference(split.gradient, whole.gradient) < 1e-6);
 }

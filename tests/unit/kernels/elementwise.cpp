@@ -84,8 +84,8 @@ TEST_CASE("casts round to the nearest, ties to even") {
   kernels::cast(device, x.data(), half.data(), static_cast<int64_t>(x.size()));
   kernels::cast(device, half.data(), back.data(), static_cast<int64_t>(x.size()));
   CHECK(back[0] == 1.0f);
-  CHECK(back[1] == 1.0f);       // 1 + 1/256 lies between 1 and 1 + 1/128: even is 1
-  CHECK(back[2] == 1.015625f);  // 1 + 3/256 lies between 1 + 1/128 and 1 + 2/128: even is the latter
+  CHECK(back[1] == 1.0f);       // 1 + 1/256 lies between 1 and 1 + 1/128; 1 is even
+  CHECK(back[2] == 1.015625f);  // 1 + 3/256 lies between 1 + 1/128 and 1 + 2/128; the latter is even
   CHECK(back[3] == -3.3895314e38f);
   CHECK(back[4] == infinity);
   CHECK(std::isnan(back[5]));
@@ -95,7 +95,7 @@ TEST_CASE("casts round to the nearest, ties to even") {
   std::vector<float> floats(50);
   kernels::cast(device, doubles.data(), floats.data(), 50);
   CHECK(floats[49] == static_cast<float>(doubles[49]));
-  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {  // every bf16 survives the way there and back
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {  // converting every bf16 to float and back gives the same bits
     const bf16 value{static_cast<std::uint16_t>(bits)};
     const float f = plait::to_float(value);
     if (!std::isnan(f)) CHECK(plait::to_bf16(f).bits == value.bits);

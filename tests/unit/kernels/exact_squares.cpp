@@ -1,5 +1,5 @@
 // program: kernels
-// Sums of squares as integers: exact, whatever the order and the parts, over all exponents; not finite is NaN.
+// Sums of squares as integers: exact for every order, every split and all exponents; NaN if a term is not finite.
 #include <doctest/doctest.h>
 
 #include <algorithm>

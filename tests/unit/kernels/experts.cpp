@@ -1,4 +1,4 @@
-// The kernels of mixtures of experts against plain formulas: the choice, its weights and their gradients.
+// Compares the kernels of mixtures of experts with plain formulas: the choice, its weights and their gradients.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using kernels::router_settings;
 
 namespace {
 
-/// The weights of one token over all experts, zero for those that are not chosen: every way of the formula in one line.
+/// The weights of one token over all experts, zero for those not chosen: all variants of the formula in one function.
 std::vector<double> dense_weights(const std::vector<double>& z, const std::vector<double>& bias,
                                   const router_settings& how) {
   std::vector<double> p(z.size()), w(z.size());
@@ -65,7 +65,8 @@ void check(const std::vector<double>& z, const router_settings& how, const std::
     CHECK(weights[j] == doctest::Approx(expected[static_cast<std::size_t>(chosen[j])]).epsilon(1e-12));
     if (j > 0 && bias.empty())
       CHECK((weights[j] < weights[j - 1] || (weights[j] == weights[j - 1] && chosen[j] > chosen[j - 1])));
-    dw[j] = 0.3 + 0.2 * static_cast<double>(chosen[j]);  // by expert, so that the order of a token's experts is none
+    // Depends on the expert, so the order of a token's experts has no effect.
+    dw[j] = 0.3 + 0.2 * static_cast<double>(chosen[j]);
   }
   kernels::choose_experts_backward(device, z.data(), chosen.data(), dw.data(), dz.data(), 1, experts, how);
   const auto value = [&](const std::vector<double>& at) {
@@ -135,7 +136,7 @@ TEST_CASE("the choices and weights of transformers' routers") {
   }
 }
 
-// Mixtral's balance loss has no 1 / k, and is k where ours is 1.
+// Mixtral's balance loss has no factor 1 / k, so it is k when plait's is 1.
 TEST_CASE("the balance loss and the z-loss of transformers") {
   std::ifstream file(plait::test::test_data() + "/router_losses.json");
   const auto golden = nlohmann::json::parse(file);
@@ -215,7 +216,7 @@ TEST_CASE("choices beyond the limit are dropped, first choices last, later posit
           return static_cast<std::size_t>((s * positions + token) * k + choice);
         };
         const auto place = [&](std::int64_t token) { return std::find(in_text.begin(), in_text.end(), token); };
-        int before = 0;  // choices of the same expert that count first
+        int before = 0;  // the number of earlier choices of the same expert
         for (std::int64_t token = 0; token < positions; ++token)
           for (std::int64_t choice = 0; choice < k; ++choice)
             before +=

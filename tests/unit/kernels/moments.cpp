@@ -1,5 +1,5 @@
 // program: kernels
-// Moments and values that are rounded for memory: the codes, the mean of roundings, and AdamW's step with them.
+// Moments and values that are rounded to save memory: their codes, the mean of roundings, and AdamW's step with them.
 #include "plait/kernels/moments.hpp"
 
 #include <doctest/doctest.h>
@@ -27,7 +27,7 @@ namespace {
 
 std::uint8_t as_code(int code) { return static_cast<std::uint8_t>(code); }
 
-/// The mean of what `round` makes with each of the 65536 random numbers.
+/// The mean of `round`'s results for each of the 65536 random numbers.
 template <class Round>
 double mean_of(Round&& round) {
   double sum = 0;
@@ -35,7 +35,7 @@ double mean_of(Round&& round) {
   return sum / 65536;
 }
 
-/// One tensor of floats whose moments are kept as S.
+/// A tensor of floats whose moments have type S.
 template <class S>
 struct kept_tensor {
   std::vector<float> master;
@@ -50,7 +50,7 @@ struct kept_tensor {
         m_scales(start.size() / 256 + 2),
         v_scales(start.size() / 256 + 2) {}
 
-  /// Elements `from` to `to` of it, which begins at place `begin` of a block.
+  /// Elements `from` to `to` of the tensor, whose first element is at index `begin` of a block.
   kernels::adamw_rounded_tensor<float, float, bf16, S> part(const std::vector<float>& gradient, std::size_t from,
                                                             std::size_t to, std::int64_t begin) {
     const auto place = static_cast<std::int64_t>(from) + begin;
@@ -83,7 +83,7 @@ struct kept_tensor {
 
 kernels::adamw_settings some_settings() { return {0.9, 0.95, 1e-8}; }
 
-/// Steps with gradients of sizes from 1 down to 1/100 in each block; the parts end at `cuts`.
+/// Steps with gradients of magnitudes from 1 down to 1/100 in each block; the parts end at `cuts`.
 template <class S>
 kept_tensor<S> trained(std::size_t n, const std::vector<std::size_t>& cuts, std::int64_t begin, std::int64_t steps,
                        std::uint64_t seed = 5) {
@@ -132,7 +132,7 @@ TEST_CASE("every code of a moment stays what it is, whatever the random bits, an
         const std::uint8_t s = as_code(scale), c = as_code(code);
         CAPTURE(scale);
         CAPTURE(code);
-        if (code != 0x80) CHECK(first_moment_code(first_moment(c, s), s, random) == c);  // there is one zero
+        if (code != 0x80) CHECK(first_moment_code(first_moment(c, s), s, random) == c);  // there is only one zero
         if (scale < 255) CHECK(second_moment_code(second_moment(c, s), s, random) == c);
         if (scale < 254 && (code & 0x7F) >= 16)
           CHECK(first_moment(first_moment_code(first_moment(c, s), as_code(scale + 1), random), as_code(scale + 1)) ==
@@ -187,7 +187,7 @@ TEST_CASE("the mean of roundings is what is rounded") {
 TEST_CASE_TEMPLATE("adamw with rounded moments is near the one with floats", S, bf16, std::uint8_t) {
   constexpr std::size_t n = 1000;
   std::vector<float> m, v;
-  CHECK(trained<S>(n, {n}, 0, 1).master == trained_in_full(n, 1, m, v));  // the first step rounds only what it leaves
+  CHECK(trained<S>(n, {n}, 0, 1).master == trained_in_full(n, 1, m, v));  // the first step rounds only its results
   const auto exact = trained_in_full(n, 20, m, v);
   const kept_tensor<S> t = trained<S>(n, {n}, 0, 20);
   double m_error = 0, v_error = 0, moved = 0, error = 0;
@@ -199,7 +199,7 @@ TEST_CASE_TEMPLATE("adamw with rounded moments is near the one with floats", S, 
     error += std::pow(t.master[i] - exact[i], 2);
     CHECK(t.weight[i].bits == plait::to_bf16(t.master[i]).bits);
   }
-  const double step = std::is_same_v<S, bf16> ? 0.04 / 16 : 0.04;  // bf16 has 4 bits more
+  const double step = std::is_same_v<S, bf16> ? 0.04 / 16 : 0.04;  // bf16 has 4 more bits
   CHECK(std::sqrt(m_error) < step);
   CHECK(std::sqrt(m_error) > 0.1 * step);
   CHECK(std::sqrt(v_error) < 4 * step);
@@ -273,6 +273,6 @@ TEST_CASE_TEMPLATE("moments forget at 0.999 as they should", S, bf16, std::uint8
   }
   double mean = 0;
   for (std::size_t i = 0; i < n; ++i) mean += t.second(i, 0) / n;
-  // 0.001 * 0.999^300. To the nearest bf16, nothing would have changed after the first step.
+  // 0.001 * 0.999^300. With rounding to the nearest bf16, nothing would change after the first step.
   CHECK(std::abs(mean / (0.001 * std::pow(0.999, 300)) - 1) < (std::is_same_v<S, bf16> ? 0.01 : 0.05));
 }

@@ -46,7 +46,7 @@ std::vector<T> as(const std::vector<double>& x) {
   return std::vector<T>(x.begin(), x.end());
 }
 
-/// A norm of x + addend is that of the sum which was computed before; the sum may take the place of x.
+/// A norm of x + addend equals the norm of a sum that was computed before. The sum may replace x.
 template <class T, class Norm>
 void check_sum(cpu& device, std::vector<T> x, const Norm& norm) {
   const auto n = static_cast<int64_t>(x.size());
@@ -82,7 +82,7 @@ void check_rms(int64_t rows, int64_t columns, double tolerance) {
   CHECK(difference(dw, numeric_gradient(w, [&](const auto& in) { return dot(rms_reference(x, in), dy); })) <
         std::max(tolerance, 1e-8));
 
-  // dx alone, over dy; the weight gradient alone.
+  // Only dx, in place of dy; only the weight gradient.
   auto in_place = dyt;
   std::vector<T> dw_alone(w.size());
   kernels::norm_backward(device, xt.data(), wt.data(), in_place.data(), nullptr, inv.data(), in_place.data(),
@@ -134,7 +134,7 @@ template <class T>
 void check_layer(int64_t rows, int64_t columns, double tolerance) {
   cpu device;
   auto x = random_values<double>(rows * columns, 1, 2.0);
-  for (auto& v : x) v += 3;  // a mean that matters
+  for (auto& v : x) v += 3;  // a mean that is not near 0
   const auto w = random_values<double>(columns, 2), b = random_values<double>(columns, 4);
   const auto dy = random_values<double>(rows * columns, 3);
   const auto xt = as<T>(x), wt = as<T>(w), bt = as<T>(b), dyt = as<T>(dy);

@@ -30,7 +30,7 @@ box whole_of(const std::vector<int64_t>& global) {
   return box_of(global, std::vector<int64_t>(global.size(), 0), global);
 }
 
-/// What the box holds of a whole tensor.
+/// The part of a whole tensor in the box.
 template <class T>
 std::vector<T> cut(const std::vector<T>& whole, const box& b) {
   std::vector<T> part;
@@ -75,7 +75,7 @@ TEST_CASE("a uniform number is strictly between 0 and 1, and a normal one finite
 }
 
 TEST_CASE("both halves of the seed, the stream and the number of a block are used") {
-  // The authors' third known answer; and, for a block that a tensor can have, each way to make numbers.
+  // The authors' third known answer; and all ways to generate numbers for a block that a tensor can have.
   constexpr std::uint64_t seed = 0x299f31d0a4093822, stream = 0x0370734413198a2e, block = 0x05a308d3243f6a88;
   constexpr kernels::four_words words =
       kernels::philox4x32({{0x243f6a88, 0x05a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822, 0x299f31d0);
@@ -83,7 +83,8 @@ TEST_CASE("both halves of the seed, the stream and the number of a block are use
   CHECK(kernels::random_words(0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88) ==
         kernels::four_words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
   cpu device;
-  const std::int64_t first = static_cast<std::int64_t>(block * 4);  // the block's four, in a box of one large dim
+  // The block's four numbers, in a box of one large dim.
+  const std::int64_t first = static_cast<std::int64_t>(block * 4);
   const box four = box_of({first + 1000}, {first}, {4});
   std::array<double, 4> uniforms{}, normals{};
   kernels::fill_uniform(device, uniforms.data(), four, seed, stream, 0.0, 1.0);
@@ -94,7 +95,7 @@ TEST_CASE("both halves of the seed, the stream and the number of a block are use
     CHECK(kernels::normal(seed, stream, block * 4 + i) == normals[i]);
   }
   CHECK(normals[0] == kernels::normal_pair(words[0], words[1])[0]);
-  // Each of the 64 bits of a seed and of a stream makes other numbers, also of those made many at a time.
+  // Each of the 64 bits of a seed and of a stream changes the numbers, also those generated many at a time.
   std::array<double, 100> plain{}, other{};
   const box hundred = whole_of({100});
   kernels::fill_uniform(device, plain.data(), hundred, 0, 0, 0.0, 1.0);

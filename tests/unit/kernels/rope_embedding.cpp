@@ -19,7 +19,8 @@ TEST_CASE("inverse frequencies, plain and stretched as for Llama 3") {
   CHECK(plain[1] == doctest::Approx(0.1));
   CHECK(plain[3] == doctest::Approx(0.001));
 
-  // Llama 3.1: theta 500000, head_dim 128, factor 8. Wavelengths above 8192 are stretched eightfold, below 2048 kept.
+  // Llama 3.1: theta 500000, head_dim 128, factor 8. Wavelengths above 8192 are stretched by eight, those below 2048
+  // kept.
   const auto base = kernels::rope_inverse_frequencies(128, 500000.0);
   const auto scaled = kernels::rope_inverse_frequencies(128, 500000.0, kernels::llama3_rope_scaling{8, 1, 4, 8192});
   int kept = 0, blended = 0, stretched = 0;
@@ -51,7 +52,7 @@ TEST_CASE_TEMPLATE("rotation is a product of complex numbers, in place in a fuse
   cpu device;
   const int64_t seq = 6, batch = 2, heads = 3, dim = 10, stride = 50;
   const auto frequencies = kernels::rope_inverse_frequencies(dim, 100.0);
-  const std::vector<int64_t> positions{0, 1, 5, 100, 2, 7};  // any order
+  const std::vector<int64_t> positions{0, 1, 5, 100, 2, 7};  // in any order
   std::vector<T> cosine(static_cast<std::size_t>(seq * dim / 2)), sine(cosine.size());
   kernels::rope_table<T>(device, positions.data(), seq, frequencies, cosine.data(), sine.data());
   const auto x = random_values<T>(batch * seq * stride, 1);
@@ -99,7 +100,7 @@ TEST_CASE_TEMPLATE("embedding over vocabulary ranges sums to the whole", Id, std
   for (int64_t t = 0; t < tokens; ++t) ids.push_back(static_cast<Id>(t * t % vocab));
   std::vector<double> sum(dy.size()), gradient;
   for (const auto& [first, rows] :
-       {std::pair<int64_t, int64_t>{0, 4}, {4, 4}, {8, 4}}) {  // the last holds one padding row
+       {std::pair<int64_t, int64_t>{0, 4}, {4, 4}, {8, 4}}) {  // the last has one row of padding
     std::vector<double> part(static_cast<std::size_t>(rows * width), 99.0), y(dy.size()), dpart(part.size());
     for (int64_t i = 0; i < rows * width && first * width + i < vocab * width; ++i) {
       part[static_cast<std::size_t>(i)] = table[static_cast<std::size_t>(first * width + i)];

@@ -54,8 +54,8 @@ TEST_CASE("a permutation hits every place once, for any size") {
 }
 
 TEST_CASE("a permutation gives the answers that it always gave") {
-  // A run that is continued must go on with the order it began with. Worked out by a program of its own, from the
-  // definition: eight rounds, a key of both numbers, halves of the smallest even number of bits.
+  // A resumed run must use the same order. These values were computed by a separate program from the definition: eight
+  // rounds, a key of both numbers, halves of the smallest even number of bits.
   const auto images = [](std::int64_t size, std::uint64_t seed, std::uint64_t stream) {
     const permutation order(size, seed, stream);
     return tokens{order(0), order(1), order(size / 2), order(size - 1)};
@@ -215,8 +215,8 @@ TEST_CASE("samples of several sources") {
   CHECK_ERROR(samples.fill(samples.evaluation(-1), 0, 8, in.data(), out.data()), "evaluation sample -1");
   CHECK_ERROR(sampler(sources, {1, 1}, how), "--data-weights: 2 weights for 3 sources");
 
-  // Evaluation weighs a source by its weight, not by its size: where a large one keeps 40 windows and a small one 3,
-  // the small one of three times the weight gives three quarters of the samples, its windows again and again.
+  // Evaluation draws from a source in proportion to its weight, not its size. A large source keeps 40 windows, a small
+  // one 3. The small one has three times the weight, so its windows repeat and give three quarters of the samples.
   {
     std::string text;
     for (int i = 0; i < 641; ++i) text += static_cast<char>(i / 8);
@@ -233,7 +233,7 @@ TEST_CASE("samples of several sources") {
     for (std::size_t i = 0; i < of_long.size(); ++i) CHECK(of_long[i] == 40 + static_cast<std::int64_t>(i));
   }
 
-  // Sources of one size are not read in one order.
+  // Sources of equal size are read in different orders.
   const sampler twins({sources[1], sources[2]}, {1, 1}, {.seq = 2, .seed = 3});
   std::map<std::size_t, std::vector<std::int64_t>> orders;
   for (std::int64_t i = 0; i < 60; ++i) orders[twins.training(i).source].push_back(twins.training(i).window);
@@ -259,7 +259,7 @@ TEST_CASE("documents kept apart") {
   CHECK(found == starts{0, 0, 0, 3, 3, 3, 3});
   samples.starts(samples.training(1), 0, 7, found.data());
   CHECK(found == starts{0, 1, 1, 1, 1, 1, 1});
-  // Ranks that hold pieces of a sequence read what one rank reads.
+  // Ranks with pieces of a sequence read the same tokens as one rank.
   for (std::int64_t cursor : {0, 1})
     for (std::int64_t cut = 0; cut <= 7; ++cut) {
       tokens whole_in(7), whole_out(7), part_in(7), part_out(7);
@@ -297,7 +297,7 @@ TEST_CASE("a blend gives each source its samples in order, and its share of ever
         worst =
             std::max(worst, std::abs(static_cast<double>(seen[k]) - static_cast<double>(i + 1) * (weights[k] / sum)));
     }
-    CHECK(worst < 6);  // drawn at random it would be some hundreds
+    CHECK(worst < 6);  // random draws would give several hundred
   }
 }
 
@@ -317,7 +317,7 @@ TEST_CASE("a blend goes on behind 2^32 samples") {
 }
 
 TEST_CASE("a blend gives the answers that it always gave") {
-  // A run that is continued must go on with the sources it began with. Worked out in Python from the definition.
+  // A resumed run must use the same order of sources. Computed in Python from the definition.
   const plait::blend sources({0.5, 0.3, 0.2});
   std::vector<std::size_t> first;
   for (std::int64_t i = 0; i < 12; ++i) first.push_back(sources.at(i).source);

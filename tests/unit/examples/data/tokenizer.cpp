@@ -23,7 +23,7 @@ std::string golden_path(const std::string& name) { return plait::test::test_data
 nlohmann::json golden_tokenizer(const std::string& name) {
   return nlohmann::json::parse(plait::read_whole(plait::machine_files(), golden_path(name)));
 }
-/// A tokenizer's file after `edit(file)`.
+/// A tokenizer's file changed by `edit(file)`.
 template <class F>
 std::string edited_tokenizer(const temp_folder& dir, const std::string& name, F&& edit) {
   nlohmann::json file = golden_tokenizer(name);
@@ -64,7 +64,7 @@ TEST_CASE("a long word takes time that grows as its length does, but for a logar
   const plait::tokenizer made(golden_path("llama2"));
   std::string text;
   for (int i = 0; i < 10000; ++i) text += "the heaven and ";
-  const std::vector<std::int64_t> tokens = made.encode(text);  // one word: the square would take minutes
+  const std::vector<std::int64_t> tokens = made.encode(text);  // one word: quadratic time would be minutes
   CHECK(made.decode(tokens) == text);
 }
 
@@ -80,7 +80,7 @@ TEST_CASE("older forms of the same tokenizer are read as well") {
     for (nlohmann::json& merge : file["model"]["merges"])
       merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
   });
-  same("gpt2", [](nlohmann::json& file) {  // matches are kept, and there is nothing between
+  same("gpt2", [](nlohmann::json& file) {  // matches are kept, and there is no text between them
     file["pre_tokenizer"] = nlohmann::json::parse(R"({"type": "Sequence", "pretokenizers": [
       {"type": "ByteLevel", "add_prefix_space": true, "use_regex": true}]})");
     file["normalizer"] = nullptr;

@@ -36,7 +36,7 @@ std::string raw(const std::vector<T>& values) {
   return out;
 }
 
-/// A Megatron index over sequences of these lengths, each sequence its own document.
+/// A Megatron index over sequences of these lengths; each sequence is a document.
 std::string index_of(const std::vector<std::int32_t>& lengths, std::uint8_t code, std::int64_t item) {
   std::string out("MMIDIDX\0\0", 9);
   append<std::uint64_t>(out, 1);
@@ -118,7 +118,7 @@ TEST_CASE("megatron: every integer type, by index, by tokens, by common prefix")
   check(std::int32_t{}, 4);
   check(std::int64_t{}, 5);
   check(std::uint16_t{}, 8);
-  CHECK(open({dir / "set.bin"}, token_format::nanogpt).size() == 5);  // the field overrules the .idx
+  CHECK(open({dir / "set.bin"}, token_format::nanogpt).size() == 5);  // the option overrides the .idx
 
   dir.write("modes.bin", "abc");
   dir.write("modes.idx", index_of({1, 2}, 1, 1) + std::string(2, '\0'));
@@ -246,7 +246,7 @@ TEST_CASE("what does not look like the format of its name is refused, unless tha
 
 namespace {
 
-/// An index of sequences of these lengths and documents that begin at these sequences.
+/// An index of sequences of these lengths, and documents that start at these sequences.
 std::string index_of(const std::vector<std::int32_t>& lengths, const std::vector<std::int64_t>& documents) {
   std::string out = index_of(lengths, 8, 2);
   out.resize(out.size() - 8 * (lengths.size() + 1));
@@ -255,7 +255,7 @@ std::string index_of(const std::vector<std::int32_t>& lengths, const std::vector
   return out + raw(documents);
 }
 
-/// Checks every answer about a stream whose documents begin at these places.
+/// Checks all functions of a stream whose documents start at these positions.
 void check_documents(const token_source& source, const std::vector<std::int64_t>& begins) {
   REQUIRE(static_cast<std::int64_t>(begins.size()) == source.size());
   for (std::int64_t from = 0; from < source.size(); ++from)
@@ -281,11 +281,11 @@ TEST_CASE("documents begin where an index says") {
   check_documents(one, {0, 0, 0, 3, 4, 4, 6});
 
   dir.write("b.bin", raw<std::uint16_t>({1, 2, 3}));
-  dir.write("b.idx", index_of({3}, {}));  // without documents, the file is one
+  dir.write("b.idx", index_of({3}, {}));  // a file without documents is one document
   check_documents(open({dir / "a.bin", dir / "b.bin", dir / "a.bin"}),
                   {0, 0, 0, 3, 4, 4, 6, 7, 7, 7, 10, 10, 10, 13, 14, 14, 16});
   dir.write("c.bin", raw<std::uint16_t>({1, 2, 3}));
-  dir.write("c.idx", index_of({2, 1}, {1, 2}));  // what is before the first document is one, too
+  dir.write("c.idx", index_of({2, 1}, {1, 2}));  // tokens before the first document are one, too
   check_documents(open({dir / "c.bin"}), {0, 0, 2});
   CHECK_ERROR(one.document_starts(5, 6, 2, nullptr), "[6, 6 + 2)");
   CHECK_ERROR(one.document_starts(5, 4, 1, nullptr), "token 4", "from token 5");
@@ -302,7 +302,7 @@ TEST_CASE("documents end with a token") {
   CHECK_ERROR(token_source({.paths = {a}, .end_of_document = 256}), "--end-of-document is 256", "0 to 255");
   CHECK_ERROR(token_source({.paths = {a}, .end_of_document = -2}), "--end-of-document is -2");
 
-  // A token takes the place of an index.
+  // A token instead of an index.
   dir.write("m.bin", raw<std::uint16_t>({1, 2, 3, 4}));
   dir.write("m.idx", index_of({1, 3}, {0, 1, 2}));
   check_documents(open({dir / "m.bin"}), {0, 1, 1, 1});
@@ -360,7 +360,7 @@ TEST_CASE("printing never sends control characters") {
   CHECK(printable(std::string_view("\0", 1)) == "\\x00");
   CHECK(printable("\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80") == "\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
   CHECK(printable("\xc2\x9b") == "\\xc2\\x9b");                    // U+009B, a control sequence introducer
-  CHECK(printable("\xc3") == "\\xc3");                             // cut off
+  CHECK(printable("\xc3") == "\\xc3");                             // incomplete
   CHECK(printable("\xc0\xaf") == "\\xc0\\xaf");                    // overlong
   CHECK(printable("\xe0\x9f\xbf") == "\\xe0\\x9f\\xbf");           // overlong
   CHECK(printable("\xed\xa0\x80") == "\\xed\\xa0\\x80");           // surrogate
@@ -389,7 +389,7 @@ TEST_CASE("a file is replaced whole or not at all") {
   CHECK(dir.read("out") == "new");
   CHECK(dir.entries() == 1);
 
-  // A killed process with the same id has left files of the next two names.
+  // A killed process with the same id has left files with the next two names.
   const std::size_t count = beside.rfind('-') + 1;
   for (const int later : {2, 3})
     dir.write(beside.substr(0, count) + std::to_string(std::stoi(beside.substr(count)) + later), "left");

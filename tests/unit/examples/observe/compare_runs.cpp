@@ -1,6 +1,6 @@
 // program: files
-// Logs of runs are read back as they were written, and compared: the first step, number and parameter that differ;
-// runs that went back; steps and hashes that one log alone has; and what is wrong with a log, by its line.
+// Logs of runs are read as they were written, and compared. Results: the first different step, number and parameter;
+// runs that went back to an earlier step; steps and hashes in one log only. Errors in a log name its line.
 #include "checkpoint_tool/compare_runs.hpp"
 
 #include <doctest/doctest.h>
@@ -20,24 +20,24 @@ namespace {
 
 using steps = std::vector<std::int64_t>;
 
-/// A step of a run, whose weights were hashed where `hash` is not 0.
+/// A step of a run; its weights were hashed if `hash` is not 0.
 struct written {
   std::int64_t step;
   double loss;
   std::uint64_t hash = 0;
-  bool resumed = false;  ///< only the hashes
+  bool resumed = false;  ///< the line has hashes only
 };
 
 std::vector<parameter_hash> model_of(std::uint64_t hash, bool gradients = true) {
   std::vector<parameter_hash> all = {{"model.embed_tokens.weight", 1},
                                      {"model.layers.10.mlp.up_proj.weight", hash},
-                                     {"model.layers.2.mlp.up_proj.weight", ~hash},  // not in the order of letters
+                                     {"model.layers.2.mlp.up_proj.weight", ~hash},  // not in alphabetical order
                                      {"lm_head.weight", 2}};
   if (gradients) all[1].gradient = hash + 1, all[3].gradient = 3;
   return all;
 }
 
-/// The text that json_log writes of such a run.
+/// The text that json_log writes for such a run.
 std::string log_of(const std::vector<written>& run) {
   const temp_folder dir;
   {

@@ -69,7 +69,7 @@ TEST_CASE("the page has the log's numbers, and loads nothing") {
   CHECK(contains(page, "dp (last 2.000)"));
   CHECK(contains(page, "<tr><td>dp<td>6 ms<td>2 ms<td>75.0 %"));  // means over the steps
   CHECK(contains(page, "<tr><td>t&lt;p<td>0 ms<td>2 ms<td>0.0 %"));
-  CHECK(!contains(page, "<td>pp<td>"));  // which was not measured
+  CHECK(!contains(page, "<td>pp<td>"));  // it was not measured
   CHECK(contains(page, "<tr><td>weights<td>3.00 MB"));
   CHECK(contains(page, "<div class=\"bar\"><u style=\"width:75.0%\">"));
   CHECK(contains(page, "<tr><td>in all<td>4.00 MB"));
@@ -86,7 +86,7 @@ TEST_CASE("a page of steps alone leaves out what the log lacks") {
   const std::string page = report_page(read_run_log(R"({"step": 7, "loss": 2.5, "grad_norm": null, "lr": 0.5})", "x"));
   CHECK(contains(page, "<h1>A training run</h1>"));
   CHECK(contains(page, "<dt>steps<dd>7<"));
-  CHECK(occurrences(page, "<svg") == 2);  // the loss and the rate
+  CHECK(occurrences(page, "<svg") == 2);  // the loss and the learning rate
   for (const char* absent : {"Gradient", "ommunication", "emory", "Options", "held out", "simulated"})
     CHECK(!contains(page, absent));
 }
@@ -146,7 +146,7 @@ using plait::curve_point;
 using plait::curve_svg;
 using plait::test::occurrences;
 
-/// Whether tags are closed in order and no stray markup or number that SVG lacks is left in the text.
+/// Whether tags are closed in order, and the text has no other markup and no number that SVG does not allow.
 bool well_formed(std::string_view svg) {
   std::vector<std::string_view> open;
   if (contains(svg, "nan") || contains(svg, "inf")) return false;
@@ -212,8 +212,8 @@ TEST_CASE("reference line, second series, and text that needs escaping") {
   CHECK(contains(svg, "unigram entropy 6.500"));
   CHECK(contains(svg, "held out (last 3.250)"));
   CHECK(occurrences(svg, "<path") == 2);
-  CHECK(occurrences(svg, "stroke-dasharray") == 2);  // the line and its place in the legend
-  CHECK(contains(svg, ">6<"));                       // the axis reaches up to the reference
+  CHECK(occurrences(svg, "stroke-dasharray") == 2);  // the line and its entry in the legend
+  CHECK(contains(svg, ">6<"));                       // the axis includes the reference
 }
 
 TEST_CASE("long series stay small and readable; gaps stay gaps") {

@@ -176,7 +176,7 @@ TEST_CASE("a run that goes on drops the line that was torn, and no other") {
   const std::string whole = "{\"save\": {}}\n{\"save\": {}}\n", added = continued("");
   CHECK(continued(whole) == whole + added);
   CHECK(continued(whole + "{\"step\": 3, \"lo") == whole + added);
-  CHECK(continued(whole + std::string(10000, ' ')) == whole + added);  // longer than what is read at once
+  CHECK(continued(whole + std::string(10000, ' ')) == whole + added);  // longer than one read
   CHECK(continued(std::string(4095, ' ') + "\n" + std::string(4096, 'x')) == std::string(4095, ' ') + "\n" + added);
   CHECK(continued("{\"step\": 1") == added);
   json_log("/dev/null", "--log", true).step({.step = 1});
@@ -200,11 +200,11 @@ TEST_CASE("a new run keeps the log of an earlier one under the first number that
   for (int run = 1; run <= 2; ++run)
     CHECK(dir.read("log.jsonl." + std::to_string(run)).starts_with("{\"step\": " + std::to_string(run) + ","));
   CHECK(json_log(path, "--log", true).kept().empty());
-  // An empty file is no run's, and a device has nothing to keep.
+  // An empty file is not a log, and a device has no content to keep.
   dir.write("empty.jsonl", "");
   CHECK(json_log(dir / "empty.jsonl").kept().empty());
   CHECK(json_log("/dev/null").kept().empty());
-  // A link goes on to name the log.
+  // A link to the log still names it afterwards.
   std::filesystem::create_directory(dir / "far");
   std::filesystem::create_symlink("far/log.jsonl", dir / "link.jsonl");
   for (int run = 1; run <= 2; ++run) json_log(dir / "link.jsonl").step({.step = run});
@@ -214,7 +214,7 @@ TEST_CASE("a new run keeps the log of an earlier one under the first number that
 
 TEST_CASE("a log of an earlier run that cannot be renamed stays") {
   temp_folder dir;
-  const std::string name(255, 'a');  // the longest that there is
+  const std::string name(255, 'a');  // the longest possible
   json_log(dir / name).step({.step = 1});
   CHECK_ERROR(json_log(dir / name), "log: '" + (dir / name) + "' is the log of an earlier run",
               "File name too long; name another file");
@@ -238,7 +238,7 @@ using plait::step_record;
 using plait::test::occurrences;
 using std::chrono::milliseconds;
 
-/// Runs `steps` updates, `between` apart, and returns what was printed.
+/// Runs `steps` updates at intervals of `between`, and returns the printed text.
 std::string printed(plait::progress_config config, bool terminal, milliseconds between = milliseconds(1000)) {
   temp_folder dir;
   {

@@ -1,6 +1,6 @@
 // program: stages
-// A step of a pipeline as it was measured: every event of every rank, and what is simulated from the times of its
-// parts.
+// The measured timeline of a pipeline's step, with every event of every rank, and the timeline simulated from the times
+// of its parts.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -85,7 +85,7 @@ TEST_CASE("a traced step has every action, collective and message, with arrows f
       CHECK(arrows[e["id"]].second == -1);
       arrows[e["id"]].second = e["pid"].get<int>();
     }
-  // Three activations and three gradients cross each of three borders between stages, in each of two pipelines.
+  // Each of two pipelines has three borders between stages, crossed by three activations and three gradients each.
   CHECK(arrows.size() == 2 * 3 * 6);
   for (const auto& [id, ends] : arrows) {
     CHECK(ends.second >= 0);
@@ -99,7 +99,7 @@ TEST_CASE("a traced step has every action, collective and message, with arrows f
 }
 
 TEST_CASE("a whole step is measured, and simulated from what its parts took") {
-  // Stages that sleep for a pass and start reductions that take 60 ms on the link; the norm waits for them.
+  // Stages that sleep for a pass and start reductions that take 60 ms on the link; the norm waits for the reductions.
   struct moving : widening {
     any_communicator& data;
     double sum = 1;
@@ -161,7 +161,7 @@ TEST_CASE("a whole step is measured, and simulated from what its parts took") {
     CHECK(of[step_op::reduce][0].end - of[step_op::reduce][0].start >= 60);
     CHECK(of[step_op::reduce][0].start >= measured.ranks[r].back().end - 5);
     REQUIRE(of[step_op::norm].size() == 1);
-    CHECK(of[step_op::norm][0].start >= of[step_op::reduce][0].end - 30);  // without what it waited
+    CHECK(of[step_op::norm][0].start >= of[step_op::reduce][0].end - 30);  // without the time of waiting
     REQUIRE(of[step_op::update].size() == 1);
     CHECK(of[step_op::update][0].end - of[step_op::update][0].start >= 10);
     CHECK(measured.ranks[r].size() == 4);
@@ -178,7 +178,7 @@ TEST_CASE("a whole step is measured, and simulated from what its parts took") {
         CHECK(e.end - e.start >= 60);
         CHECK(e.end - e.start < 1000);
       }
-  // Two backward passes of each rank, one after the other along the pipeline, a reduction and an update.
+  // Each rank has two backward passes, which follow each other along the pipeline, a reduction and an update.
   CHECK(simulated.end() - simulated.begin() >= 3 * 20 + 60 + 10);
   CHECK(occurrences(to_chrome_trace(trace_of(all)), "\"cat\":\"update\"") == 4 * 2);
 }
@@ -191,7 +191,7 @@ TEST_CASE("what stages share is simulated as it was measured") {
     e.begin = begin, e.end = end;
     return e;
   };
-  // A stage of so many units, from 0 on: each passes and is updated in 1 ms, and rank r's reductions take 2 + r ms.
+  // A stage with `units` units: each pass and each update takes 1 ms, and rank r's reductions take 2 + r ms.
   const auto events = [&](int rank, int stage, int units) {
     std::vector<step_event> all;
     for (int u = 0; u < units; ++u) {
@@ -201,7 +201,8 @@ TEST_CASE("what stages share is simulated as it was measured") {
       }
       all.push_back(event(step_event::kind::update, step_op::update, stage, u, 0, 1e-3));
       all.push_back(event(step_event::kind::collective, step_op::reduce, stage, u, 0, 2e-3 + rank * 1e-3));
-      all.back().bytes = u == 0 && stage == 0 ? 800 : 808;  // the last has a norm's weights beside what is shared
+      // The last has a norm's weights in addition to the shared parameter.
+      all.back().bytes = u == 0 && stage == 0 ? 800 : 808;
     }
     return all;
   };
@@ -218,7 +219,7 @@ TEST_CASE("what stages share is simulated as it was measured") {
   REQUIRE(apart.costs.ties.size() == 2);
   CHECK(apart.costs.ties[0] == doctest::Approx(5));
   const costed_step untied = measured_step(two, {}, {{ranks[0]}, {ranks[1]}}, 2);
-  // The first unit's reduction is taken to be as long as the last one's, so that their times are shared out anew.
+  // The first unit's reduction is assumed to take as long as the last one's, so their times change.
   const double without = simulate(untied.step, untied.costs).period;
   CHECK(simulate(apart.step, apart.costs).period == doctest::Approx(without + 5).epsilon(0.005));
 

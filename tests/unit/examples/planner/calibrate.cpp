@@ -15,7 +15,7 @@ namespace {
 namespace pp = plait::planner;
 using plait::collective;
 
-/// A machine whose numbers are to be found again: eight ranks on two cores.
+/// A machine whose numbers a calibration must find: eight ranks on two cores.
 pp::hardware made_up() {
   pp::hardware h;
   h.name = "made up";
@@ -37,7 +37,7 @@ pp::hardware made_up() {
   return h;
 }
 
-/// The times that a machine's description gives to what a calibration measures, each off by `noise` up or down.
+/// The times that a calibration measures on a described machine, each changed by `noise` up or down.
 pp::measurements measured_on(const pp::hardware& h, double noise) {
   pp::measurements all{.name = h.name, .memory = h.memory, .cores = h.cores};
   double sign = 1;
@@ -64,8 +64,8 @@ pp::measurements measured_on(const pp::hardware& h, double noise) {
         c.seconds = off(pp::measured_seconds(h, c));
         all.collectives.push_back(c);
       }
-  // 1F1B with 4 stages on 2 cores: all work on them, a pass forward and one backward of the two ends beside which one
-  // core has nothing, and 2 (p - 1) + m - p messages in turn.
+  // 1F1B with 4 stages on 2 cores: all the work on them, one forward and one backward pass of the two end stages during
+  // which one core is idle, and 2 (p - 1) + m - p messages one after the other.
   for (const double pass : {1e-3, 8e-3})
     all.pipelines.push_back({4, 8, off(4 * 8 * 2 * pass / 2 + 2 * pass / 2 + 10 * h.turn), 4 * 8 * 2 * pass / 2});
   for (const double alone : {1e-3, 1e-2}) {
@@ -101,7 +101,7 @@ TEST_CASE("a calibration finds the machine again that made-up measurements come 
   CHECK(apart(link.message_bandwidth, meant.message_bandwidth) < 0.02);
   CHECK(apart(found.turn, truth.turn) < 0.02);
   CHECK(apart(found.data_hidden, truth.data_hidden) < 0.02);
-  // It is a description like any other.
+  // The result is a valid description.
   const pp::hardware read = pp::parse_hardware(pp::hardware_text(found), "x");
   CHECK(read.cores == 2);
   CHECK(read.levels[0].latency == link.latency);
@@ -135,13 +135,13 @@ TEST_CASE("what is shorter than its noise does not decide where links are fitted
   const pp::network_level link = pp::calibrated(all).levels.at(0);
   CHECK(apart(link.bandwidth, truth.levels[0].bandwidth) < 0.05);
   CHECK(apart(link.launch, truth.levels[0].launch) < 0.3);
-  // A machine whose ranks have cores of their own measures no pipeline that shares them, and no message may be worse.
+  // A machine whose ranks do not share cores measures no such pipeline, and no message may take longer.
   all.pipelines.clear();
   CHECK(pp::calibrated(all).turn == 0);
-  // What nothing is hidden beside, or less than can be told from noise.
+  // Overlaps that hide nothing, or less than the noise.
   all.overlaps = {{1e-3, 5e-4, 1.49e-3}, {1e-3, 5e-4, 1.7e-3}};
   CHECK(pp::calibrated(all).data_hidden == 0);
-  // What took no longer than alone, as a busy machine may measure it: a description has less than all.
+  // Overlaps that took no longer than their longest part, as measured on a busy machine; a description has less than 1.
   all.overlaps = {{1e-3, 5e-4, 1e-3}, {1e-3, 5e-4, 9e-4}};
   CHECK(pp::calibrated(all).data_hidden == 0.99);
   all.overlaps.clear();
@@ -221,7 +221,7 @@ TEST_CASE("where ranks share cores, a step takes at least the busy seconds of al
   CHECK(eight.step() == doctest::Approx(4 * (own.step() - own.seconds.straggling)));  // equal ranks, two cores
   l.dp = 2;
   CHECK(pp::price(shared, job, l).step() == pp::price(apart_, job, l).step());
-  // The bubble of a pipeline is time for the other ranks: it is not paid again.
+  // Other ranks use the bubble of a pipeline, so it costs no extra time.
   l.dp = 1, l.pp = 4;
   shared.turn = 0;
   const pp::layout_price bubble = pp::price(apart_, job, l), filled = pp::price(shared, job, l);
@@ -229,7 +229,7 @@ TEST_CASE("where ranks share cores, a step takes at least the busy seconds of al
   CHECK(filled.step() < 2 * bubble.step());
   CHECK(filled.step() > bubble.step());
   CHECK(pp::simulated_seconds(shared, job, filled) >= filled.step());
-  // Each message that a pass waits for waits for a core as well.
+  // Each message that a pass waits for also waits for a core.
   shared.turn = 1e-3;
   CHECK(pp::price(shared, job, l).step() ==
         doctest::Approx(filled.step() + 1e-3 * pp::messages_in_turn(l, l.microbatches(job))));

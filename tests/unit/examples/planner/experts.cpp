@@ -44,7 +44,7 @@ pp::layout_price priced(const pp::hardware& h, const pp::training_job& job, cons
 TEST_CASE("a model of experts has all of their parameters and multiplies with those that tokens pass") {
   const pp::transformer_shape m = job_with_experts(16).model;
   CHECK(m.parameters() == doctest::Approx(30.53e9).epsilon(1e-3));
-  // 3.35 billion are active, of which the embedding's 0.31 are looked up.
+  // 3.35 billion parameters are active; 0.31 billion of them are the embedding's, which is looked up.
   CHECK(m.operations_per_token(4096, 0) == doctest::Approx(6 * (3.35e9 - 151936 * 2048.0)).epsilon(0.01));
   pp::transformer_shape none = m;
   none.chosen = 0;
@@ -95,9 +95,9 @@ TEST_CASE("first layers without experts cost what they do in a model without any
     for (std::int64_t r = 0; r < c.layout.pp; ++r)
       parameters += static_cast<double>(c.layout.tp) * pp::rank_parameters(mixed, c.layout, r) +
                     static_cast<double>(c.layout.expert_pieces()) * pp::rank_experts(mixed, c.layout, r);
-    CHECK(parameters == doctest::Approx(mixed.model.parameters()).epsilon(1e-3));  // norms are on every rank of tp
+    CHECK(parameters == doctest::Approx(mixed.model.parameters()).epsilon(1e-3));  // every rank of tp has the norms
   }
-  // Of 12 layers on each of four ranks, and of 3 on each of 16.
+  // 12 layers on each of four ranks, and 3 on each of 16.
   const auto counts = [&](const char* text, std::int64_t rank) {
     const pp::block_counts n = pp::blocks_of_rank(pp::parse_layout(text, "x"), mixed.model, rank);
     return std::pair(n.alike, n.first);
@@ -117,12 +117,13 @@ TEST_CASE("experts are shared out over ep, their tokens travel, and their gradie
   CHECK(far.seconds.experts > 2 * eight.seconds.experts);  // across nodes
   CHECK(pp::rank_experts(job, eight.layout, 0) == job.model.layer_experts() * 48 / 8);
   CHECK(eight.memory.weights < 0.2 * whole.memory.weights);
-  // The optimizer's state of an expert is shared out over those that have it: over all ranks, all of it, either way.
+  // The optimizer's state of an expert is sharded over the ranks that have it. Over all ranks it is complete in both
+  // cases.
   CHECK(eight.memory.optimizer == doctest::Approx(whole.memory.optimizer));
   CHECK(far.seconds.data < whole.seconds.data);
   CHECK(eight.seconds.total() == doctest::Approx(eight.step()));
   const pp::step_traffic sent = pp::rank_traffic(job, eight.layout, 0);
-  // 8 microbatches, 4 times, bf16, 8 copies of a token; and before them how many there are for each expert.
+  // 8 microbatches, 4 times, bf16, 8 copies of a token; and before them the number of tokens for each expert.
   CHECK(sent.experts == 8.0 * 48 * (4 * 2 * 4096 * 8 * 2048 + 4 * 128));
   CHECK(pp::rank_traffic(job, whole.layout, 0).experts == 0);
 }
@@ -160,7 +161,7 @@ TEST_CASE("an axis of experts lies within a stage, and a search chooses it by th
   CHECK(seconds(fast, "dp=16,ep=4") < seconds(fast, "dp=16,ep=8"));
   CHECK(2 * seconds(fast, "dp=16,ep=8") < seconds(fast, "dp=16,ep=16"));
   const auto first = [&](pp::hardware h) {
-    h.memory = 1e12;  // so that memory decides nothing
+    h.memory = 1e12;  // so that memory does not matter
     pp::search_options how;
     how.tp = how.cp = how.pp = how.microbatch = {1}, how.zero = {plait::zero_level::optimizer};
     how.recompute = {plait::recompute::none};
@@ -192,7 +193,7 @@ TEST_CASE("folded experts go to ranks of dp, which lie apart where the pipeline 
   job.program.folds_experts = true;
   const pp::layout_price beside = priced(h, job, "pp=8,dp=8,ep=8"),
                          apart = priced(h, job, "pp=8,dp=8,ep=8,order=tp-cp-pp-dp");
-  CHECK(apart.seconds.experts > 2 * beside.seconds.experts);  // each is on a node of its own
+  CHECK(apart.seconds.experts > 2 * beside.seconds.experts);  // the ranks are on different nodes
   CHECK(pp::part_time(pp::block_time(h, job, apart.layout)).forward.experts ==
         doctest::Approx(2 * pp::exchange_seconds(h, pp::place_group(h, {8, 8}), 4096 * 2048 * 2, 8,
                                                  job.program.sends_tokens_once)));
@@ -213,7 +214,7 @@ TEST_CASE("tokens that go once to each node cross fewer links than their copies 
   const auto seconds = [&](const pp::group_place& g, double chosen, bool once) {
     return pp::exchange_seconds(h, g, 1e8, chosen, once);
   };
-  CHECK(seconds(across, 8, true) < 0.6 * seconds(across, 8, false));  // at most 3 other nodes, and 6 copies
+  CHECK(seconds(across, 8, true) < 0.6 * seconds(across, 8, false));  // at most 3 other nodes, for 6 copies
   CHECK(seconds(node, 1, true) == doctest::Approx(seconds(node, 1, false)).epsilon(0.05));
   CHECK(seconds(across, 8, true) > seconds(across, 1, true));
 }
@@ -244,5 +245,5 @@ TEST_CASE("experts that ranks cannot share out are refused, and a search finds h
   plain.tp = plain.cp = plain.pp = {1}, plain.zero = {plait::zero_level::optimizer};
   const pp::search_result found = pp::search_layouts(pp::hardware_called("h100", "x"), job, 16, plain);
   REQUIRE_FALSE(found.best.empty());
-  CHECK(found.best.front().layout.ep > 1);  // whole, they do not fit
+  CHECK(found.best.front().layout.ep > 1);  // whole experts do not fit
 }

@@ -13,7 +13,7 @@ namespace {
 
 namespace pp = plait::planner;
 
-/// A machine of two nodes' worth of figures that are easy to multiply.
+/// A machine of two nodes whose numbers are easy to multiply.
 pp::hardware plain_machine() {
   pp::hardware h;
   h.name = "plain";
@@ -128,7 +128,7 @@ TEST_CASE("a ring inside a node and across nodes takes the bytes of its slowest 
   const pp::group_place two = pp::place_group(h, {8, 1});
   CHECK(two.together[0] == 4);
   CHECK(pp::collective_seconds(h, two, collective::all_gather, 8e9) == doctest::Approx(0.175 + 6e-6 + 1e-5));
-  // One rank of each of 8 nodes: its own link alone, 7 steps.
+  // One rank on each of 8 nodes: only its own link, 7 steps.
   const pp::group_place apart = pp::place_group(h, {8, 4});
   CHECK(apart.together[0] == 1);
   CHECK(pp::collective_seconds(h, apart, collective::all_gather, 8e9) == doctest::Approx(0.7 + 7e-5));
@@ -137,7 +137,7 @@ TEST_CASE("a ring inside a node and across nodes takes the bytes of its slowest 
   CHECK(both.size == 6);
   CHECK(both.together[0] == 2);
   CHECK(pp::collective_seconds(h, both, collective::all_gather, 6e9) == doctest::Approx(0.25 + 3e-6 + 2e-5));
-  // In an all-to-all only what leaves the node crosses, on each rank's own link: 4 of 8 parts of 8 GB.
+  // In an all-to-all only data for other nodes cross, on each rank's own link: 4 of 8 parts of 8 GB.
   CHECK(pp::collective_seconds(h, two, collective::all_to_all, 8e9) == doctest::Approx(0.4 + 6e-6 + 1e-5));
   CHECK(pp::collective_seconds(h, pp::place_group(h, {1, 1}), collective::all_reduce, 8e9) == 0);
 }

@@ -49,7 +49,7 @@ TEST_CASE("parameters are those of the model") {
           doctest::Approx(counted).epsilon(1e-4));
     if (!preset.config.qkv_bias && !preset.config.mixture.correction_bias)
       CHECK(plait::plan_shape(preset.config).parameters() == counted);
-    // All ranks of a layout together have them, with norms on every rank of tp.
+    // All ranks of a layout together have all parameters, and every rank of tp the norms.
     pp::training_job job;
     job.model = plait::plan_shape(preset.config);
     CHECK(pp::rank_parameters(job, {}, 0) + pp::rank_experts(job, {}, 0) ==
@@ -102,7 +102,7 @@ TEST_CASE("gradients of attention in a fixed order hold one of each score, of a 
   CHECK(more("cp=4,context=ring") == 2.0 * 32 * 2048 * 2048);
   CHECK(more("cp=4,context=all_gather_kv") == 2.0 * 32 * 2048 * 8192);
 
-  // A dry run counts them of every call in bf16.
+  // A dry run counts the bytes of every call in bf16.
   plait::counting_device device;
   plait::kernels::attention_shape s;
   s.batch = 2, s.q_len = s.k_len = 8192, s.heads = 8, s.kv_heads = 2, s.head_dim = 128;
@@ -125,10 +125,10 @@ TEST_CASE("ulysses keeps and sends a head of keys for each rank at least") {
   CHECK(z.query == 8 * 128);
   CHECK(z.kv == 2 * 128);
   CHECK(z.exchanged_kv == 8 * 128);
-  const double more = 2 * z.tokens * 2 * (8 - 2) * 128;  // bf16, of k and v
+  const double more = 2 * z.tokens * 2 * (8 - 2) * 128;  // bf16, for k and v
   CHECK(pp::block_kept_bytes(job, ulysses, plait::recompute::none) ==
         doctest::Approx(pp::block_kept_bytes(job, ring, plait::recompute::none) + more));
-  // There q, k and v, back the output, forward and backward.
+  // To the engine q, k and v; back the output; forward and backward.
   CHECK(pp::rank_traffic(job, ulysses, 0).context ==
         static_cast<double>(ulysses.microbatches(job)) * 32 * 2 * 2 * z.tokens * (8 + 8 + 8 + 8) * 128);
 }
@@ -148,7 +148,7 @@ TEST_CASE("activations are those that Korthikanti et al. count (2022, figures 1 
   const pp::training_job b1000 = gpt_job(128, 25600, 160, 512);
   CHECK(kept(b1000, "tp=8,pp=64,sequence_parallel=0") == doctest::Approx(131.25).epsilon(1e-4));
   CHECK(kept(b1000, "tp=8,pp=64,recompute=selective") == doctest::Approx(26.5625).epsilon(1e-4));
-  // Full recomputation keeps 7.64 % of what tensor parallelism alone keeps (22B).
+  // Full recomputation keeps 7.64 % of the bytes of tensor parallelism without it (22B).
   CHECK(kept(b22, "tp=8,microbatch=4,recompute=full,sequence_parallel=0") /
             kept(b22, "tp=8,microbatch=4,sequence_parallel=0") ==
         doctest::Approx(2.0 / (10 + 24.0 / 8 + 5.0 * 64 * 2048 / (6144 * 8))));
@@ -176,7 +176,7 @@ TEST_CASE("data-parallel policies cut what they say, among the ranks of dp and c
   CHECK(at("1").state() == doctest::Approx((6 + 12.0 / 8) * n));
   CHECK(at("2").state() == doctest::Approx((2 + 16.0 / 8) * n));
   CHECK(at("3").state() == doctest::Approx(18.0 / 8 * n));
-  // In a hybrid, among those of them that hold no copies.
+  // In a hybrid, over those of its ranks that have no copies.
   CHECK(at("1,replicate=dp").state() == doctest::Approx((6 + 12.0 / 2) * n));
   CHECK(at("1,replicate=cp").state() == doctest::Approx((6 + 12.0 / 4) * n));
   CHECK(at("2,replicate=dp:2").state() == doctest::Approx((2 + 16.0 / 4) * n));
@@ -199,7 +199,8 @@ TEST_CASE("what programs keep of parameters that are cut, of logits and of input
   const double logits = 8192.0 * static_cast<double>(job.model.vocab);
   CHECK(at("fsdp", "dp=8,zero=3").logits == 14 * logits);
   CHECK(at("llm-foundry", "dp=8,zero=3").logits == 4 * logits);
-  // Transformer Engine: of two norms' outputs and the MLP's product a byte each, and one more of attention's output.
+  // Transformer Engine: one byte for each value of two norms' outputs and of the MLP's product, and one more for
+  // attention's output.
   job.program = pp::software_called("nemo", "x");
   job.program.products = pp::number_kind::fp8;
   const pp::training_layout l = pp::parse_layout("dp=8", "x");
@@ -244,7 +245,7 @@ TEST_CASE("microbatches in flight are those of the schedules themselves") {
             most = std::max(most, held / static_cast<double>(l.chunks));
           }
           CHECK(most <= pp::microbatches_in_flight(l, m, r) + 1e-9);
-          // The formula is for the fullest rank of zero bubbles, and exact elsewhere.
+          // The formula is for the fullest rank of zero-bubble schedules, and exact for the others.
           if (r == 0 && m >= 2 * p) CHECK(most == doctest::Approx(pp::microbatches_in_flight(l, m, r)));
         }
       }
@@ -282,7 +283,7 @@ TEST_CASE("the even split gives each layer to one stage, the rest to the middle"
       }
       CHECK(sum == layers);
     }
-  // Llama 3.1 405B: 126 layers on 64 stages leave one layer to the first and the last.
+  // Llama 3.1 405B: 126 layers on 64 stages; the first and the last stage have one layer.
   CHECK(pp::stage_split{126, 64}.of_stage(0) == 1);
   CHECK(pp::stage_split{126, 64}.of_stage(63) == 1);
   CHECK(pp::stage_split{126, 64}.of_stage(1) == 2);

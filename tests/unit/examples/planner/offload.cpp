@@ -1,6 +1,6 @@
 // program: plan
-// Activations and the optimizer's state in the host's memory: what a layout holds, what it waits for, and when a search
-// chooses it.
+// Activations and optimizer state in host memory: the memory and waits of a layout, and when a search chooses
+// offloading.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -40,16 +40,16 @@ TEST_CASE("offloaded activations leave two blocks on the device, and wait for th
   const double block = pp::block_kept_bytes(job, here.layout, plait::recompute::none);
   CHECK(here.memory.activations == 32 * block);
   CHECK(away.memory.activations == 2 * block);
-  CHECK(away.memory.host == 31 * block);  // the last one is used again before it would be away
+  CHECK(away.memory.host == 31 * block);  // the last block is used again before its copy would finish
   CHECK(here.memory.host == 0);
   CHECK(away.memory.state() == here.memory.state());
   CHECK(away.step() - here.step() == doctest::Approx(away.seconds.offload));
-  // On a link without end nothing waits; on a slow one the step takes as long as its copies, both ways.
+  // On an infinitely fast link nothing waits; on a slow one the step takes as long as its copies, both ways.
   h.host_bandwidth = 1e18;
   CHECK(price_of(h, job, "dp=8,offload=activations").seconds.offload == doctest::Approx(0).epsilon(1e-9));
   h.host_bandwidth = 1e8;
   CHECK(price_of(h, job, "dp=8,offload=activations").step() == doctest::Approx(2 * 31 * block / 1e8).epsilon(0.1));
-  // More microbatches in flight take more of the host's memory, and a pipeline's price has the waits as well.
+  // More microbatches in flight need more host memory, and a pipeline's price includes the waits.
   const pp::training_job more = job_of("llama-3-8b", 64, 8192);
   const pp::layout_price piped = price_of(h, more, "pp=4,dp=2,offload=activations");
   CHECK(piped.memory.host > 20 * block);
@@ -67,7 +67,7 @@ TEST_CASE("an offloaded optimizer's state is on the host, and its update takes t
   const double link = 2 * here.memory.optimizer / h.host_bandwidth;
   CHECK(away.seconds.optimizer > link);
   CHECK(away.seconds.optimizer < link + here.seconds.optimizer);
-  // It fits where the host has room for it.
+  // It fits if the host has enough memory.
   CHECK(away.fits);
   h.host_memory = away.memory.host - 1;
   CHECK(!price_of(h, job, "dp=8,offload=optimizer").fits);
@@ -111,10 +111,10 @@ TEST_CASE("a search offloads where nothing else fits, or where that is faster th
   };
   const auto offloads = [](const pp::layout_price& p) { return std::string(pp::offload_text(p.layout)) != "none"; };
   const std::vector<pp::offload_choice> none{{}};
-  // All fits: nothing is offloaded.
+  // All fits, so nothing is offloaded.
   const pp::training_job small = job_of("llama-3.2-1b", 64, 4096);
   CHECK(!offloads(best(h, small, 8)));
-  // Nothing else fits.
+  // Only offloading fits.
   const pp::training_job large = job_of("llama-3-8b", 8, 8192);
   CHECK(!best(h, large, 1, {.offload = none}).fits);
   const pp::layout_price alone = best(h, large, 1);
@@ -122,7 +122,7 @@ TEST_CASE("a search offloads where nothing else fits, or where that is faster th
   CHECK(alone.layout.offload_optimizer);
   CHECK(alone.step() == pp::price(h, large, alone.layout).step());
   CHECK(alone.memory.total() == pp::price(h, large, alone.layout).memory.total());
-  // It is faster than recomputation on a fast link, and not on a slow one.
+  // Offloading is faster than recomputation on a fast link, and not on a slow one.
   pp::search_options one{.tp = {1}, .cp = {1}, .pp = {1}, .microbatch = {1}};
   const pp::training_job lengthy = job_of("llama-3-8b", 8, 32768);
   const pp::layout_price fast = best(h, lengthy, 8, one);
@@ -136,7 +136,7 @@ TEST_CASE("a search offloads where nothing else fits, or where that is faster th
   pp::hardware slow = h;
   slow.host_bandwidth = 1e9;
   CHECK(!offloads(best(slow, lengthy, 8, one)));
-  // What is asked for is all there is.
+  // The search tries only the requested offloading.
   one.offload = {{.activations = true}};
   for (const pp::layout_price& p : pp::search_layouts(h, lengthy, 8, one).best)
     CHECK(std::string(pp::offload_text(p.layout)) == "activations");

@@ -72,7 +72,7 @@ TEST_CASE("the best layout is the best of all that are priced one by one") {
   CHECK(found.smallest.memory.total() == smallest);
   CHECK(found.fitting == std::ssize(fitting));
   CHECK(found.front.back().step() == best);
-  // All of the front, and the ten fastest.
+  // The whole front, and the ten fastest.
   std::sort(fitting.begin(), fitting.end());
   std::vector<std::pair<double, double>> front, of_search;
   for (const auto& [bytes, seconds] : fitting)
@@ -119,7 +119,7 @@ TEST_CASE("the hybrids of a search are all that fit, and the best of them is the
   CHECK(found.fitting == fitting);
   CHECK(fitting > plain.fitting);
   CHECK(found.best.front().step() == best);
-  // Where links between nodes are slow, parameters that each microbatch gathers are cut within a node at best.
+  // If links between nodes are slow, parameters that each microbatch gathers are best sharded within a node.
   pp::hardware slow = h;
   slow.levels.back().bandwidth /= 16;
   options.zero = {plait::zero_level::parameters};
@@ -128,7 +128,7 @@ TEST_CASE("the hybrids of a search are all that fit, and the best of them is the
   const pp::layout_price cut = pp::search_layouts(slow, job, 64, options).best.front();
   CHECK(cut.layout.replicate == pp::replication::over_part_of_dp);
   CHECK(cut.layout.dp_copies == 8);
-  // Where nothing but a hybrid is asked for, its refusal is what is said.
+  // If only a hybrid is allowed, the reason is the hybrid's.
   options.replicate = {pp::replication::over_cp};
   const pp::search_result none = pp::search_layouts(h, job, 64, options);
   CHECK(none.legal == 0);
@@ -154,7 +154,7 @@ TEST_CASE("what a search returns fits, is in order, and its front has no better 
     CHECK(found.front[i - 1].memory.total() < found.front[i].memory.total());
     CHECK(found.front[i - 1].step() > found.front[i].step());
   }
-  // The layout that NVIDIA's engineers run is no better in the model than the search's own.
+  // The layout of NVIDIA's engineers is no better in the model than the search's.
   pp::training_layout theirs = pp::parse_layout("tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8", "x");
   CHECK(pp::price(h, job, theirs).step() >= found.best.front().step());
 }
@@ -165,7 +165,7 @@ TEST_CASE("what a search shares between layouts is what each of them has") {
     CAPTURE(program);
     pp::training_job job = llama_job("llama-3-8b", 128);
     job.program = pp::software_called(program, "x");
-    job.program.reduced_bytes = 4;  // with which LLM Foundry packs more bytes than others add
+    job.program.reduced_bytes = 4;  // LLM Foundry packs more bytes than the others add
     pp::search_result found = pp::search_layouts(h, job, 32, {.most = 1000});
     CHECK(found.best.size() == 1000);
     found.best.insert(found.best.end(), found.front.begin(), found.front.end());
@@ -209,7 +209,7 @@ TEST_CASE("a model that cannot fit says by how much and what would do") {
   const pp::search_result none = pp::search_layouts(h, odd, 128);
   CHECK(none.legal == 0);
   CHECK(pp::why_nothing(h, odd, 128, none).starts_with("no layout of 128 accelerators is legal: "));
-  // A size that nothing divides is the reason why nothing can be cut.
+  // A size without divisors is the reason why nothing can be sharded.
   const pp::training_job uncut = llama_job("llama-3-8b", 8, 262147);
   const std::string sizes = pp::why_nothing(h, uncut, 4, pp::search_layouts(h, uncut, 4, {.pp = {1}}), {.pp = {1}});
   CHECK(sizes.starts_with("no layout fits: the smallest, "));
@@ -233,7 +233,7 @@ TEST_CASE("a search keeps a margin of memory, and has what would come first with
   REQUIRE(less.fuller.has_value());
   CHECK(less.fuller->price.memory.total() > share * h.memory);
   CHECK(less.fuller->seconds < less.ranked.front().seconds);
-  // Where no layout keeps it, those that fit are there, and the result says so.
+  // If no layout keeps it, the result has those that fit, and reports this.
   const pp::ranked_search none = search(0.01);
   CHECK(!none.found.within_share);
   REQUIRE(!none.ranked.empty());
@@ -242,7 +242,7 @@ TEST_CASE("a search keeps a margin of memory, and has what would come first with
 }
 
 TEST_CASE("layouts are ranked with shared links simulated, and variants of one are one") {
-  // 10 Gbit/s for each GPU: messages that formulas hide beside passes meet on the links.
+  // 10 Gbit/s for each GPU: messages that the formulas hide behind passes compete for the links.
   pp::hardware h = pp::hardware_called("h100", "x");
   for (double* speed : {&h.levels.back().bandwidth, &h.levels.back().message_bandwidth}) *speed = 1.25e9;
   const pp::training_job job = llama_job("llama-3-8b", 128);
@@ -268,9 +268,9 @@ TEST_CASE("layouts are ranked with shared links simulated, and variants of one a
     }
   }
   CHECK(variants > 10);
-  // The first place does not depend on how many are shown.
+  // The first place does not depend on the number of shown layouts.
   CHECK(pp::search_ranked(h, job, 32, {.most = 1}).ranked.front().price.layout == first.price.layout);
-  // What takes too long to simulate keeps the order of formulas.
+  // Layouts that take too long to simulate keep the order of the formulas.
   const pp::training_job large = llama_job("llama-3-8b", 4096);
   std::vector<pp::ranked_layout> long_ones;
   for (const char* text : {"pp=32,schedule=zb_h1", "pp=32"}) {
@@ -307,7 +307,7 @@ TEST_CASE("a search for a program has the schedules of that program alone") {
 
 TEST_CASE("where no layout is legal, the refusal is that of the candidate that passed the most checks") {
   const pp::hardware h = pp::hardware_called("h100", "x");
-  // Llama 3 70B has 64 heads: tp = 3 fails at the first check, and what all others lack is a batch that dp divides.
+  // Llama 3 70B has 64 heads: tp = 3 fails at the first check; all others lack a batch that dp divides.
   const pp::training_job odd = llama_job("llama-3-70b", 7);
   pp::search_options options;
   options.tp = {3, 1};
@@ -412,7 +412,7 @@ TEST_CASE("alternatives tell what each change costs") {
   int slower = 0, others = 0;
   for (const pp::alternative& a : pp::alternatives(h, job, best)) {
     CAPTURE(a.effect);
-    // The best of all has no faster neighbour.
+    // The best layout has no faster neighbour.
     CHECK(a.effect.find("faster") == std::string::npos);
     if (a.effect.find(" % slower") != std::string::npos)
       ++slower;

@@ -19,7 +19,7 @@ pp::training_job job_on_links(std::int64_t batch) {
   return job;
 }
 
-/// H100 whose links between nodes so many accelerators share.
+/// H100 machines on which `by` accelerators share a link between nodes.
 pp::hardware sharing(std::int64_t by) {
   pp::hardware h = pp::hardware_called("h100", "x");
   h.levels.back().shared_by = by;
@@ -43,24 +43,24 @@ TEST_CASE("links are shared by neighbours, each way apart, and by what is on the
   pp::hardware h = pp::hardware_called("cpu", "x");
   REQUIRE(h.levels.size() == 1);
   h.levels[0].shared_by = 2;
-  // Four places of a pipeline side by side: 0 and 1 have a link, and 2 and 3.
+  // Four stages as neighbours: 0 and 1 have a link, and 2 and 3.
   pp::link_loads inside(h, pp::parse_layout("pp=4,dp=2,order=tp-cp-pp-dp", "x"));
   inside.add(0, 0, 1, 1);
-  CHECK(inside.slowing(0, 0, 1, 1) == 1);  // alone
+  CHECK(inside.slowing(0, 0, 1, 1) == 1);  // no other traffic
   inside.add(0, 1, 2, 1);
   CHECK(inside.slowing(0, 0, 1, 1) == 2);
   CHECK(inside.slowing(0, 1, 2, 1) == 2);
   inside.add(0, 3, 2, 0.25);
-  CHECK(inside.slowing(0, 1, 2, 1) == 2);  // the way in of 2 has less than the way out of 1
+  CHECK(inside.slowing(0, 1, 2, 1) == 2);  // the inbound link of 2 has less bandwidth than the outbound one of 1
   CHECK(inside.slowing(0, 3, 2, 0.25) == 1 + 0.25 * (1.25 - 0.25));
   inside.add(0, 0, 1, -1);
   CHECK(inside.slowing(0, 1, 2, 1) == doctest::Approx(1.25));
-  // With replicas inside, both ranks of a link are of one place and do the same.
+  // With replicas as neighbours, both ranks of a link belong to one stage and send the same.
   pp::link_loads outside(h, pp::parse_layout("pp=4,dp=2", "x"));
   outside.add(0, 0, 1, 1);
   CHECK(outside.slowing(0, 0, 1, 1) == 2);
   outside.add(0, 1, 2, 1);
-  CHECK(outside.slowing(0, 0, 1, 1) == 2);  // others' links
+  CHECK(outside.slowing(0, 0, 1, 1) == 2);  // other stages' links
   CHECK(pp::hardware_text(pp::parse_hardware(pp::hardware_text(h), "x")) == pp::hardware_text(h));
   CHECK_THROWS_WITH(pp::parse_hardware(R"({"like": "cpu", "name": "x", "levels": [{"name": "l", "ranks": 0,
       "bandwidth": 1e9, "latency": 0, "shared_by": 0}]})",
@@ -80,7 +80,7 @@ TEST_CASE("a step without collectives between stages is the simulated schedule")
     const double on_links = pp::step_on_links(h, job, p) - p.seconds.optimizer;
     const double alone = plait::simulate(step.schedule, step.costs).makespan;
     CHECK(on_links > (1 - 1e-9) * alone);
-    CHECK(on_links < 1.001 * alone);  // a stage may send both ways at once
+    CHECK(on_links < 1.001 * alone);  // a stage can send both ways at once
     if (std::string(schedule) == "gpipe") CHECK(on_links == doctest::Approx(alone).epsilon(1e-9));
   }
 }
@@ -114,7 +114,7 @@ TEST_CASE("a pass that has ended and waits for the last of its parameters slows 
     const pp::layout_price p = priced(h, job, "tp=8,dp=4,zero=1");
     const double on_links = pp::step_on_links(h, job, p);
     CHECK(on_links == doctest::Approx(p.step()).epsilon(0.05));
-    CHECK(on_links >= before);  // the less a machine hides, the longer
+    CHECK(on_links >= before);  // a machine that hides less takes longer
     before = on_links;
   }
 }
@@ -137,11 +137,11 @@ TEST_CASE("ranks that share a link are slowed where they meet, and less than whe
     CHECK(two > own);
     CHECK(eight > two);
     CHECK(eight < 8 * own);
-    // The formulas know of links that all ranks use at once.
+    // The formulas include links that all ranks use at once.
     const double formula = priced(sharing(8), job, text).step() - priced(sharing(1), job, text).step();
     CHECK(formula > 0);
   }
-  // Stages side by side that share links meet at times, those whose replicas are side by side always.
+  // Neighbouring stages that share links sometimes compete; with neighbouring replicas they always do.
   pp::hardware flat = sharing(1);
   flat.levels = {flat.levels.back()};
   flat.levels[0].ranks = 0;
@@ -157,17 +157,17 @@ TEST_CASE("messages of a pipeline and collectives on the same links slow each ot
   pp::training_job job = job_on_links(64);
   const char* text = "tp=8,pp=4,dp=8,zero=1,schedule=1f1b";
   pp::hardware h = sharing(1);
-  h.levels.back().bandwidth /= 20;  // long enough to meet
+  h.levels.back().bandwidth /= 20;  // long enough to compete
   h.data_hidden = 0;
   const pp::layout_price p = priced(h, job, text);
   const double both = pp::step_on_links(h, job, p);
-  // The same step where messages take as long and cross another level, which nothing else uses.
+  // The same step with equally long messages over another level, which nothing else uses.
   pp::hardware apart = h;
   pp::network_level outer = apart.levels.back();
   outer.message_latency = pp::message_seconds(
       h, p.layout.pp_axis(), job.program.activation_bytes() * 8192 * static_cast<double>(job.model.hidden) / 8);
   outer.message_bandwidth = 1e30;
-  apart.levels.back() = outer;  // latency is not on the link
+  apart.levels.back() = outer;  // latency does not occupy the link
   const double separate = pp::step_on_links(apart, job, priced(apart, job, text));
   CHECK(both > 1.001 * separate);
 }
@@ -182,7 +182,7 @@ TEST_CASE("a hybrid's sums over its copies follow its reductions, on their own l
     CAPTURE(text);
     CHECK(on_links(h, job, text) == doctest::Approx(priced(h, job, text).step()).epsilon(0.01));
   }
-  // The copies are on other nodes: what shares links between nodes slows them, and not the pieces.
+  // The copies are on other nodes: sharing links between nodes slows down copies, not pieces.
   const double own = on_links(h, job, "tp=2,dp=16,zero=1,replicate=dp:4");
   h.levels.back().shared_by = 4;
   CHECK(on_links(h, job, "tp=2,dp=16,zero=1,replicate=dp:4") > own);
@@ -204,7 +204,7 @@ TEST_CASE(
       job.program.overlaps_data = false;
       const pp::layout_price apart = priced(h, job, text);
       const double whole = pp::step_on_links(h, job, apart);
-      // The formula gathers the last layer again where a forward pass turns into a backward one.
+      // The formula gathers the last layer again between a forward and its backward pass.
       CHECK(whole == doctest::Approx(apart.step()).epsilon(0.02));
       job.program.overlaps_data = true;
       const pp::layout_price beside = priced(h, job, text);
@@ -220,20 +220,20 @@ TEST_CASE("gathers of cut parameters on slow and shared links are waited for, an
   CHECK(on_links(sharing(8), job, text) > on_links(sharing(1), job, text));
   CHECK(on_links(sharing(8), job, text) < 8 * on_links(sharing(1), job, text));
   pp::hardware slow = sharing(1);
-  slow.levels.back().bandwidth /= 50;  // links decide, and are never idle
+  slow.levels.back().bandwidth /= 50;  // links determine the time, and are never idle
   slow.levels.back().latency = slow.levels.back().launch = slow.levels.back().fill = 0;
   const double gathers = pp::collective_seconds(slow, pp::place_group(slow, {32, 1}), plait::collective::all_gather,
                                                 2 * job.model.parameters());
   job.program.reduced_bytes = 2;
   const double step = on_links(slow, job, text);
-  CHECK(step > 2.8 * gathers);  // two gathers and a reduction, but for the layer at the turn
+  CHECK(step > 2.8 * gathers);  // two gathers and a reduction, except for the layer at the turn
   CHECK(step < 3.1 * gathers);
   pp::hardware half = slow;
-  half.data_hidden = 0.5;  // beside a pass collectives have half of the links
+  half.data_hidden = 0.5;  // during a pass collectives have half of the links
   CHECK(on_links(half, job, text) > step);
   job.program.reduced_bytes = 4;
   CHECK(on_links(slow, job, text) > step + 0.9 * gathers);
-  // A head that is the embedding is gathered for itself, and reduced with it.
+  // A head that is tied to the embedding is gathered separately, and reduced with it.
   job.model.tied = true;
   job.program.reduced_bytes = 2;
   CHECK(on_links(slow, job, text) < step);
@@ -249,7 +249,7 @@ TEST_CASE("gathers that begin late are waited for in backward passes, and broadc
   CHECK(on_links(h, job, "dp=32,zero=3") > early);
   CHECK(on_links(h, job, "dp=32,zero=3") == doctest::Approx(priced(h, job, "dp=32,zero=3").step()).epsilon(0.02));
   job.program.reduces_whole = job.program.broadcasts_slices = true;
-  // Whole sums cross machines where pieces are summed within one.
+  // Whole sums cross machines, while pieces are summed within one.
   const pp::training_layout hybrid = pp::parse_layout("tp=2,pp=2,dp=16,zero=1,replicate=dp:4", "x");
   CHECK(pp::detail::work_on_links(h, job, hybrid).reduce.front().level == 1);
   job.program.reduces_whole = false;

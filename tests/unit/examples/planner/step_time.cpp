@@ -48,7 +48,7 @@ TEST_CASE("a product takes its operations over a share of the peak, or its bytes
   // One row: the matrix is read once.
   CHECK(pp::product_seconds(h, pp::number_kind::bf16, 1, 8192, 8192) ==
         doctest::Approx(2.0 * (8192 + 8192.0 * 8192 + 8192) / (h.memory_bandwidth * h.memory_share)));
-  // At the depth of half the share, half of the share.
+  // At a depth of half the constant, half of the share.
   h.product_depth = 4096;
   CHECK(pp::product_seconds(h, pp::number_kind::bf16, 8192, 4096, 4096) ==
         doctest::Approx(2 * 2.0 * 8192 * 4096 * 4096 / 0.5e15));
@@ -126,13 +126,13 @@ TEST_CASE("a hybrid reduces and gathers within, and sums pieces over its copies,
   CHECK(data("dp=8,cp=8,zero=1,replicate=cp") ==
         doctest::Approx(seconds(nodes, reduce_scatter, 4 * n) + seconds(node, all_reduce, 4 * n / 8) +
                         seconds(nodes, all_gather, 2 * n)));
-  // Parameters that each microbatch gathers stay within the node, whatever the links between nodes are.
+  // Parameters that each microbatch gathers stay within the node, so links between nodes do not matter.
   const double far = data("dp=16,zero=3"), near = data("dp=16,zero=3,replicate=dp:2");
   h.levels[1].bandwidth /= 4;
   CHECK(data("dp=16,zero=3") > 3 * far);
   CHECK(data("dp=16,zero=3,replicate=dp:2") < 2 * near);
   h.levels[1].bandwidth *= 4;
-  // Reductions of microbatches, where a program has them, go over the copies each time.
+  // Reductions of each microbatch, if a program has them, include the copies each time.
   job.program.reduces_each_microbatch = true;
   CHECK(data("dp=16,zero=2,replicate=dp:2") == doctest::Approx(4 * (seconds(group({8, 1}), reduce_scatter, 4 * n) +
                                                                     seconds(group({2, 8}), all_reduce, 4 * n / 8)) +
@@ -149,7 +149,7 @@ TEST_CASE("facts about a program's data parallelism change its price as they say
   const double n = job.model.parameters();
   const pp::group_place node = pp::place_group(h, {8, 1}), all = pp::place_group(h, {64, 1});
 
-  // FSDP's BACKWARD_POST: of each of the two microbatches the backward pass waits for all its gathers.
+  // FSDP's BACKWARD_POST: the backward pass waits for all gathers of each of the two microbatches.
   const double early = split("dp=8,microbatch=4,zero=3").data;
   job.program.gathers_late = true;
   const double late = split("dp=8,microbatch=4,zero=3").data;
@@ -162,27 +162,27 @@ TEST_CASE("facts about a program's data parallelism change its price as they say
           return split("dp=8,microbatch=4,zero=1").data;
         }()));
 
-  // What is packed: of each gradient a copy in bf16, a cast to float, and a division there.
+  // Packing: for each gradient a copy in bf16, a cast to float, and a division.
   const double added = split("dp=8,microbatch=4,zero=3").memory;
   job.program.packs_gradients = true, job.program.reduced_bytes = 4;
   CHECK(split("dp=8,microbatch=4,zero=3").memory - added ==
         doctest::Approx(2 * pp::memory_seconds(h, n * (4 + 6 + 8 - 2 * 4.0), 0)));
   job.program.reduced_bytes = 2;
-  CHECK(split("dp=8,microbatch=4,zero=3").memory == doctest::Approx(added));  // 8 bytes either way
+  CHECK(split("dp=8,microbatch=4,zero=3").memory == doctest::Approx(added));  // 8 bytes in both cases
   job.program.packs_gradients = false;
 
-  // InternEvo: gradients are summed whole over all, and each of the owners broadcasts.
+  // InternEvo: gradients are summed over all ranks, and each owner broadcasts.
   job.program.overlaps_data = false;
   job.program.reduces_whole = job.program.broadcasts_slices = true;
   const double whole = pp::collective_seconds(h, all, all_reduce, 2 * n);
   CHECK(split("dp=64,zero=1").data == doctest::Approx(whole + pp::broadcasts_seconds(h, all, 2 * n)));
   CHECK(split("dp=64,zero=1,replicate=dp:8").data == doctest::Approx(whole + pp::broadcasts_seconds(h, node, 2 * n)));
-  // Broadcasts end before the next step begins: a pass hides sums, and none of them.
+  // Broadcasts end before the next step starts: a pass hides sums, but no broadcasts.
   job.program.overlaps_data = true;
   const pp::training_layout cut = pp::parse_layout("dp=64,zero=1", "x");
   CHECK(pp::detail::data_seconds(h, job, cut, pp::detail::data_groups(h, cut), n, layers, 1e9, 1e9) ==
         doctest::Approx(whole / layers + pp::broadcasts_seconds(h, all, 2 * n)));
-  // A thousand owners take turns, each for a way around the ring.
+  // A thousand owners broadcast one after the other, each once around the ring.
   const pp::group_place many = pp::place_group(h, {1024, 1});
   const auto& levels = h.levels;
   CHECK(pp::broadcasts_seconds(h, many, 0) ==
@@ -274,7 +274,7 @@ TEST_CASE("no better part makes a step slower") {
       better[i](m);
       CHECK(seconds(m, job, text) <= seconds(h, job, text));
     }
-  // Twice the batch takes less than twice the time, and more than half of it again.
+  // Twice the batch takes less than twice the time, but more than one and a half times.
   for (const char* text : layouts) {
     CHECK(seconds(h, large_job(1024), text) < 2 * seconds(h, large_job(512), text));
     CHECK(seconds(h, large_job(1024), text) > 1.5 * seconds(h, large_job(512), text));
@@ -315,7 +315,7 @@ TEST_CASE("what tensor parallelism gathers and scatters of several sequences is 
   job.program.packs = false;
   CHECK(packed - memory("tp=8,microbatch=2") ==
         doctest::Approx(4 * pp::memory_seconds(h, 2 * 2.0 * 2 * 8192 * static_cast<double>(job.model.hidden), 1)));
-  CHECK(one == memory("tp=8"));  // one sequence lies as it is gathered
+  CHECK(one == memory("tp=8"));  // the gathered layout of one sequence is its own
   CHECK(whole == memory("tp=8,sequence_parallel=0"));
 }
 
@@ -363,7 +363,7 @@ TEST_CASE("idle time and uneven stages are those of the simulated pipeline") {
   const pp::training_layout l = pp::parse_layout("tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8", "x");
   const pp::pipeline_balance b = pp::balance_of(h, job, l);
   CHECK(b.idle == doctest::Approx(pp::simulated_timeline(h, job, l).idle()));
-  // The bubble of the busiest rank hides what the others wait for.
+  // The bubble of the busiest rank hides the waits of the others.
   const pp::layout_price p = pp::price(h, job, l);
   CHECK(b.idle > p.seconds.bubble / p.step());
   CHECK(b.uneven > 0);
