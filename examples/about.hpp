@@ -4,7 +4,7 @@
 
 #include "plait/core/error.hpp"
 
-/// Runs f; an error of it begins with `argument`, unless it begins with an option.
+/// Runs f. Puts `argument` before the text of an error that f throws, unless the text begins with an option.
 template <class F>
 auto about(const std::string& argument, F&& f) {
   try {

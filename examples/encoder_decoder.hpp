@@ -6,8 +6,8 @@
 #include "plait/nn/norm.hpp"
 #include "plait/nn/pointwise.hpp"
 
-// An encoder layer and a decoder layer (Vaswani et al. 2017), composed from plait's layers, as BART has them (Lewis et
-// al. 2020): with biases, gelu, and LayerNorm after each sum. A layer with two inputs is a class of one's own.
+// An encoder layer and a decoder layer (Vaswani et al. 2017), composed from plait's layers. As in BART (Lewis et al.
+// 2020) they have biases, gelu, and LayerNorm after each sum. The decoder has two inputs, so it is a class of its own.
 namespace encoder_decoder {
 
 namespace pl = plait;
@@ -55,7 +55,7 @@ class post_norm {
   Norm norm_;
 };
 
-/// The parts of both layers: Precision, a strategy and a device in, types and their makers out.
+/// The parts of both layers for a precision, a strategy and a device: their types, and functions that make them.
 template <class P, pl::strategy S, class D>
 struct parts {
   using specs = pl::transformer_specs<S>;
@@ -96,7 +96,7 @@ class encoder_layer : public parts<P, S, D>::encoder {
   }
 };
 
-/// Causal self-attention, attention to what the encoder made, then the MLP.
+/// Causal self-attention, attention to the encoder's output, then the MLP.
 template <class P, pl::strategy S, class D = pl::cpu>
 class decoder_layer {
   using p = parts<P, S, D>;

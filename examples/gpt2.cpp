@@ -1,5 +1,5 @@
-// Trains the GPT-2 of gpt2.hpp on the bytes of a text, once on one rank and once as a pipeline of two stages, each on
-// two tensor-parallel ranks: four ranks that are threads of this process. The losses are the same.
+// Trains the GPT-2 of gpt2.hpp on the bytes of a text, first on one rank, then on four: a pipeline of two stages, each
+// on two tensor-parallel ranks. Ranks are threads of this process. The losses are the same.
 //
 //   gpt2 [TEXT]     examples/data/kjv.txt if none is given
 #include "gpt2.hpp"
@@ -35,7 +35,7 @@ std::vector<double> train(const mesh& shape, const pl::token_source& text) {
     const pl::context<pl::cpu> ctx{device, ranks.stage(),
                                    gpt2::sizes<strategy>(config, ranks.stage().shape(), samples, sequence), /*seed=*/1};
 
-    // Four layers over the stages; the embedding's table is also the head's, wherever these two are.
+    // Four layers over the stages. The embedding and the head share one table, on whatever stages they are.
     const pl::schedule plan = pl::make_schedule<pl::one_f_one_b>(ranks.along().size(), microbatches);
     const pl::stage_costs costs{std::vector<double>(static_cast<std::size_t>(config.layers), 1.0), 0, 0};
     const auto parts = pl::split_layers(costs, plan.shape.stages());
@@ -47,7 +47,7 @@ std::vector<double> train(const mesh& shape, const pl::token_source& text) {
     pl::adamw<double> optimizer;
     pl::training_step step(ctx, model, optimizer, /*clip=*/1.0);
     for (std::int64_t i = 0; i < steps; ++i) {
-      // Sample n of all steps is the text from byte 97 n on, whichever rank asks for a part of it.
+      // Sample n, counted over all steps, is the text from byte 97 n on, on every rank.
       const std::int64_t first_sample = i * microbatches * samples;
       step.load(ctx, first_sample, [&](std::int64_t k, pl::host_tokens& ids, pl::host_tokens& labels) {
         for (std::int64_t row = 0; row < ids.rows(); ++row)

@@ -7,9 +7,9 @@
 #include "plait/nn/norm.hpp"
 #include "plait/nn/pointwise.hpp"
 
-// A model of one's own, composed from plait's layers: GPT-2 (Radford et al. 2019), with learned positions, LayerNorm,
-// biases and an output projection that is the embedding's table. What follows from it: any mesh, any pipeline schedule,
-// recomputation, the plan of a step. gpt2.cpp trains it.
+// GPT-2 (Radford et al. 2019), composed from plait's layers: learned positions, LayerNorm, biases, and an output
+// projection that is the embedding's table. The model runs on any mesh and under any pipeline schedule, with
+// recomputation and dry runs. gpt2.cpp trains it.
 namespace gpt2 {
 
 namespace pl = plait;
@@ -28,7 +28,7 @@ pl::dim_sizes sizes(const config& c, const pl::mesh_shape& mesh, std::int64_t mi
                                           c.hidden / c.heads, 4 * c.hidden, (c.vocab + over - 1) / over * over);
 }
 
-/// The layers, as types: Precision, a strategy and a device in, a model out.
+/// The types of the model's layers for a precision, a strategy and a device.
 template <class P, pl::strategy S, class D>
 struct layers {
   using specs = pl::transformer_specs<S>;

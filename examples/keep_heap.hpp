@@ -1,12 +1,11 @@
-// What a program whose ranks are processes of Open MPI tells its C library at the start. The library itself changes
-// nothing of the process.
+// A setting of the C library's heap, for programs whose ranks are processes of Open MPI. plait itself never changes it.
 #pragma once
 
 #include <malloc.h>
 
-/// Has the C library keep memory that was freed, up to 1 GB, for what is allocated next. Open MPI takes the scratch
-/// memory of each reduction from the heap; given back to the system in between, its pages are cleared and mapped anew
-/// at each call, which takes as long as the reduction. Blocks above 32 MB still come from the system.
+/// Makes the C library keep up to 1 GB of freed memory for later allocations. Open MPI allocates scratch memory from
+/// the heap in each reduction. Without this, the system clears and maps its pages at each call, which takes as long as
+/// the reduction. Blocks above 32 MB still come from the system.
 inline void keep_heap() {
 #ifdef __GLIBC__
   mallopt(M_MMAP_THRESHOLD, 32 << 20);

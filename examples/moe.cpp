@@ -1,6 +1,6 @@
-// A language model whose blocks are mixtures of experts, trained on the bytes of a text: once on one rank, and once on
-// eight, as a pipeline of two stages with experts over two ranks and tensor parallelism over two. The losses are the
-// same.
+// Trains a language model whose blocks have mixtures of experts, on the bytes of a text: first on one rank, then on
+// eight. The eight are a pipeline of two stages, with experts over two ranks and tensor parallelism over two. The
+// losses are the same.
 //
 //   moe [TEXT]     examples/data/kjv.txt if none is given
 #include "plait/nn/moe.hpp"
@@ -25,8 +25,7 @@
 namespace pl = plait;
 using pl::axis, pl::dp, pl::ep, pl::shard, pl::spec, pl::tp;
 
-// Samples are shared out over dp and ep, tokens of a sample over tp. Experts are shared out over ep, and what each is
-// inside over tp.
+// dp and ep shard samples, and tp the tokens of a sample. ep also shards experts, and tp the inner features of each.
 struct strategy {
   using mesh = pl::mesh<axis<dp>, axis<ep>, axis<tp>>;
   using residual = spec<shard<pl::batch, dp, ep>, shard<pl::seq, tp>, pl::hidden>;

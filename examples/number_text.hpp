@@ -6,8 +6,8 @@
 #include <initializer_list>
 #include <string>
 
-/// A value of at least 0 in three digits, with the largest unit that leaves it at least 1. Each unit is a thousand
-/// times the one before.
+/// Returns a value of at least 0 in three digits, in the largest unit in which it is at least 1. Each unit is a
+/// thousand times the unit before it.
 inline std::string three_digits(double value, std::initializer_list<const char*> units) {
   const char* const* unit = units.begin();
   for (; unit + 1 != units.end() && value >= 999.5; ++unit) value /= 1000;
@@ -15,17 +15,17 @@ inline std::string three_digits(double value, std::initializer_list<const char*>
   return fmt::format("{:.{}f}{}", value, digits, *unit);
 }
 
-/// 1234567 as "1.23 MB".
+/// Returns "1.23 MB" for 1234567.
 inline std::string size_text(double bytes) { return three_digits(bytes, {" B", " kB", " MB", " GB", " TB"}); }
 
-/// 0.0123 as "12.3 ms".
+/// Returns "12.3 ms" for 0.0123.
 inline std::string duration_text(double seconds) {
   if (seconds < 1e-3) return fmt::format("{:.0f} us", 1e6 * seconds);
   if (seconds < 1) return fmt::format("{:.1f} ms", 1e3 * seconds);
   return fmt::format("{:.3f} s", seconds);
 }
 
-/// "1 rank" or "2 ranks".
+/// Returns "1 rank" or "2 ranks".
 template <std::integral N>
 std::string counted(N n, const char* what, const char* plural = "s") {
   return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);

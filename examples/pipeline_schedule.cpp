@@ -1,9 +1,9 @@
-// Pipeline schedules as data: verified by the compiler, printed, compared, drawn, and written by oneself.
+// Pipeline schedules as data: the compiler verifies them. This program prints, compares and draws them, and adds one.
 //
 //   pipeline_schedule [RANKS [MICROBATCHES [SCHEDULE...]]]
 //
-// draws the schedules, and one of this file's own, to pipeline.svg and traces them to pipeline.json (for
-// ui.perfetto.dev). SCHEDULE is a name such as 1f1b or interleaved:2, or a CSV file as PyTorch writes it.
+// draws the given schedules and the one of this file to pipeline.svg, and writes a trace to pipeline.json (for
+// ui.perfetto.dev). SCHEDULE is a name such as 1f1b or interleaved:2, or a CSV file of PyTorch.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -16,11 +16,12 @@
 
 namespace pl = plait;
 
-// A policy is checked where it is named: complete, ordered, free of deadlock, within memory.
+// The compiler verifies a schedule: it is complete, ordered, free of deadlock, and within its memory.
 static_assert(pl::verify<pl::interleaved<2>, pl::pipeline_ranks<4>, pl::microbatches<16>>());
 static_assert(pl::verify<pl::zb_h1, pl::pipeline_ranks<4>, pl::microbatches<16>, pl::activations_at_most<4>>());
 
-// One's own is a struct with one function. This one is 1F1B with half of its forwards ahead: less memory, more idle.
+// A schedule is a struct with one function. This one is 1F1B with half as many forward passes in advance: it needs less
+// memory and is idle more.
 struct frugal {
   static constexpr std::string_view name = "frugal";
   static constexpr pl::schedule make(const pl::pipeline_shape& shape) {
@@ -50,7 +51,7 @@ int main(int argc, char** argv) try {
       schedules.push_back(pl::parse_schedule(name, ranks, microbatches));
   schedules.push_back(pl::make_schedule<frugal>(ranks, microbatches));
 
-  // Times of one microbatch on one rank: F, B, and B's halves I and W, in milliseconds, and of a message.
+  // Times in milliseconds of one microbatch on one rank, for F, B, and B's halves I and W, and of a message.
   pl::schedule_costs costs;
   costs.rank_part = {.forward = 18.5, .backward = 27.4, .input_backward = 18.1, .weight_backward = 9.3};
   costs.link = 0.6;
@@ -66,21 +67,21 @@ int main(int argc, char** argv) try {
     timelines.push_back(pl::timeline_of(s, costs, "ms"));
   }
 
-  // A mistake is named. Here the last rank forgets a backward.
+  // `verify` names a mistake. Here the last rank lacks a backward pass.
   pl::schedule wrong = schedules.back();
   wrong.order.back().pop_back();
   std::printf("\na mistake      %s\n", pl::describe(pl::verify(wrong)).c_str());
   const pl::schedule small = pl::make_schedule<pl::one_f_one_b>(2, 3);
-  // Whether a schedule's own order of messages would do depends on how they are posted; the derived one always does.
+  // Messages in the order of passes may deadlock, which depends on how they are posted. The derived order never does.
   for (const auto rule : {pl::posting_rule::one_queue, pl::posting_rule::global_list})
     std::printf("%-14s %s\n", std::string(pl::name_of(rule)).c_str(),
                 pl::describe(pl::verify(small, {.posting = rule})).c_str());
 
-  // What an executor runs on rank 0 of a small pipeline.
+  // The actions and messages of rank 0 in a small pipeline.
   const auto programs = pl::rank_program(small);
   std::printf("\n1f1b, 2 ranks, 3 microbatches; the program of rank 0:\n");
   for (const pl::step_entry& step : programs[0]) std::printf("  %s\n", pl::describe(step).c_str());
-  std::printf("\nThe same as PyTorch's torch.distributed.pipelining reads it:\n%s", pl::to_csv(small).c_str());
+  std::printf("\nThe same schedule as CSV for PyTorch's torch.distributed.pipelining:\n%s", pl::to_csv(small).c_str());
 
   pl::write_pipeline_svg(timelines, "pipeline.svg");
   pl::write_chrome_trace(pl::trace_of(timelines.back(), 1e6), "pipeline.json");

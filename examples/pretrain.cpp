@@ -1,5 +1,5 @@
-// Pretrains a Llama on a text: data, pipeline, context and tensor parallelism, ZeRO, checkpoints that any other mesh
-// resumes, the held-out loss, progress. Copy it, and edit its settings.
+// Pretrains a Llama on a text, with data, pipeline, context and tensor parallelism, and ZeRO. It saves checkpoints,
+// which any other mesh resumes, evaluates a held-out loss, and prints progress. Copy it, and edit its settings.
 //
 //     pretrain TEXT [STEPS [threads [DP PP CP TP]]]                      threads of this process
 //     mpirun -n 8 pretrain TEXT STEPS mpi                                processes, where CMake has found MPI
@@ -53,8 +53,8 @@ struct settings {
 
   pl::llama_config model{
       .vocab = 256, .hidden = 64, .layers = 4, .heads = 4, .kv_heads = 2, .head_dim = 16, .ffn = 176};
-  std::int64_t length = 64, samples = 4;  // of a sequence; of a microbatch, on all data ranks together
-  std::int64_t microbatches = 4;          // of a step
+  std::int64_t length = 64, samples = 4;  // tokens in a sequence; samples in a microbatch, on all data ranks together
+  std::int64_t microbatches = 4;          // in a step
   double rate = 3e-3, clip = 1.0;
   std::uint64_t seed = 1;
 
@@ -64,17 +64,17 @@ struct settings {
 
 // ---- data ----------------------------------------------------------------------------------------------------------
 
-/// Bytes of a text in windows of `length` + 1. The last of them are held out.
+/// A text as windows of `length` + 1 bytes. The last windows are held out for evaluation.
 struct text_windows {
   std::vector<unsigned char> bytes;
   std::int64_t length = 0, held_out = 0;
 
   std::int64_t count() const { return (static_cast<std::int64_t>(bytes.size()) - 1) / length; }
-  /// Sample `n` of training: all windows in an order of their own, again and again, the same on every mesh.
+  /// Returns the window of training sample `n`: all training windows, mixed and repeated, the same on every mesh.
   std::int64_t of_sample(std::int64_t n) const { return n % (count() - held_out) * 7919 % (count() - held_out); }
   std::int64_t of_held_out(std::int64_t n) const { return count() - held_out + n; }
 
-  /// Fills this rank's part of a microbatch; `window(sample)` is the window of a sample of it.
+  /// Fills this rank's part of a microbatch. `window(sample)` returns the window of a sample of the microbatch.
   template <class Window>
   void fill(pl::host_tokens& ids, pl::host_tokens& labels, Window&& window) const {
     for (std::int64_t row = 0; row < ids.rows(); ++row)
@@ -103,7 +103,7 @@ text_windows read_text(const char* path, const settings& s) {
 
 volatile std::sig_atomic_t interrupted = 0;
 
-/// The mean loss of what is held out, equal on all ranks.
+/// Returns the mean loss over the held-out windows, equal on all ranks.
 template <class Model, class Device>
 double held_out_loss(const pl::context<Device>& ctx, Model& model, const text_windows& text, const settings& s) {
   using tokens = typename Model::tokens;

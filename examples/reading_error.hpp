@@ -23,7 +23,7 @@ inline std::size_t edits_between(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
-/// "; did you mean --gradients?" of --gradient, or nothing where no option is like it.
+/// Returns "; did you mean --gradients?" for --gradient, or nothing if no option is similar.
 inline std::string like(const CLI::App& app, const std::string& name) {
   std::string likest;
   std::size_t fewest = 3;
@@ -33,11 +33,11 @@ inline std::string like(const CLI::App& app, const std::string& name) {
   return likest.empty() ? "" : "; did you mean " + likest + "?";
 }
 
-/// Returns the error of a command line, given by its words, that CLI11 cannot read, by the option that is meant.
+/// Returns an error text for a command line that CLI11 cannot read. The text names the option with the mistake.
 inline std::string reading_error(const CLI::App& app, const CLI::ParseError& e, const std::vector<std::string>& words) {
   const std::string why = e.what(), unread = "Could not convert: ", name = why.substr(0, why.find(" = "));
   if (dynamic_cast<const CLI::ExtrasError*>(&e) != nullptr) {
-    for (const std::string& word : words)  // the first that looks like an option and is none
+    for (const std::string& word : words)  // the first that looks like an option but is not one
       if (word.size() > 1 && word[0] == '-' && word.find_first_of("0123456789.") != 1 &&
           app.get_option_no_throw(word.substr(0, word.find('='))) == nullptr)
         return "there is no option " + word + like(app, word.substr(0, word.find('=')));
@@ -61,7 +61,7 @@ inline std::string reading_error(const CLI::App& app, const CLI::ParseError& e, 
   return why;
 }
 
-/// Throws where CLI11 has made the nearest number of 64 bits out of a larger one, for which `reading_error` has a text.
+/// Throws an error of CLI11, for `reading_error`, if CLI11 has replaced a number by the nearest one that 64 bits hold.
 inline void check_whole_numbers(const CLI::App& app) {
   for (const CLI::Option* o : app.get_options()) {
     if (o->get_type_name() != "INT") continue;

@@ -1,6 +1,6 @@
-// Long sequences over several ranks. First ring attention alone, over plain arrays, on four in-process ranks; then a
-// policy that the library does not have, written from the same pieces: every rank in turn broadcasts its keys and
-// values. Both equal attention on one rank, forward and backward.
+// Attention over a sequence that four in-process ranks share, on plain arrays: first by the library's ring, then by a
+// policy that this program adds. In it each rank broadcasts its keys and values, one rank after the other. Both equal
+// attention on one rank, forward and backward.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,7 +13,7 @@
 namespace pl = plait;
 using pl::cp;
 
-/// What a policy's engine is: how it communicates, and the accumulators of the library in between.
+/// The engine of the policy. It communicates, and calls the library's accumulators for each block of keys.
 template <class Precision, class Device>
 class broadcast_attention {
   using T = pl::activation_of<Precision>;
@@ -92,7 +92,7 @@ constexpr std::int64_t seq = 512, heads = 8, kv_heads = 2, head_dim = 32;
 
 double element(int which, std::int64_t i) { return std::sin(0.37 * static_cast<double>(i * (which + 2) % 9973)); }
 
-/// Output and gradients, in original order, of any number of ranks.
+/// Returns output and gradients of `ranks` ranks, in original order.
 template <class Policy>
 std::vector<double> attend(std::int64_t ranks, const char* name) {
   std::vector<double> all(seq * 2 * (heads + kv_heads) * head_dim);

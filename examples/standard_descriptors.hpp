@@ -1,4 +1,4 @@
-// The descriptors of standard input, output and error, which a program that is detached may lack.
+// Opens the descriptors of standard input, output and error, which may be closed in a detached program.
 #pragma once
 
 #include <fcntl.h>
@@ -9,8 +9,8 @@
 
 namespace plait {
 
-/// Opens /dev/null for each of the descriptors 0 to 2 that is closed, as after a detach from the terminal. A program
-/// calls it before it opens anything. Throws `error` where /dev/null cannot be opened.
+/// Opens /dev/null for each closed descriptor from 0 to 2; they may be closed after a detach from the terminal. Call it
+/// before the program opens anything. Throws `error` if /dev/null cannot be opened.
 inline void open_standard_descriptors() {
   for (int descriptor = 0; descriptor <= 2; ++descriptor) {
     if (::fcntl(descriptor, F_GETFD) != -1 || errno != EBADF) continue;

@@ -1,4 +1,4 @@
-// Meshes, specs, duals and rules: what the types know before anything runs. Standard library only.
+// Meshes, specs, duals and rules, all at compile time. Needs only the standard library.
 #include <cstdio>
 #include <exception>
 
@@ -10,26 +10,26 @@ namespace pl = plait;
 using pl::batch, pl::hidden, pl::seq, pl::ffn;
 using pl::cp, pl::dp, pl::tp;
 
-// A mesh is an ordered list of axes; an extent that is not written is dynamic.
+// A mesh is an ordered list of axes. The extent of dp is dynamic.
 using mesh = pl::mesh<pl::axis<dp>, pl::axis<cp, 2>, pl::axis<tp, 4>>;
 
-// A spec says how a tensor lies on a mesh. Dims are in memory order; `shard<seq, cp, tp>`: tp splits what cp has split.
+// A spec says how a tensor lies on a mesh. Dims are in memory order. `shard<seq, cp, tp>` splits seq by cp, then by tp.
 using residual = pl::spec<pl::shard<batch, dp>, pl::shard<seq, cp, tp>, hidden>;
 using gathered = pl::spec<pl::shard<batch, dp>, pl::shard<seq, cp>, hidden, pl::replicate<tp>>;
 using weight = pl::spec<pl::shard<ffn, tp>, hidden, pl::replicate<dp, cp>>;
 
-// The gradient of a value has the dual spec: what is replicated going forward is a pending sum coming back.
+// The gradient of a value has the dual spec: the gradient of a replicated value is a pending sum.
 static_assert(
     std::is_same_v<pl::dual_t<gathered>, pl::spec<pl::shard<batch, dp>, pl::shard<seq, cp>, hidden, pl::partial<tp>>>);
 
-// Rules of local operations are constexpr functions on layouts. A product over `hidden`, whole on both sides:
+// Rules of local operations are constexpr functions on layouts. This is a product over `hidden`, whole in both.
 constexpr pl::derived_layout up = pl::contract(pl::layout_v<gathered>, pl::layout_v<weight>,
                                                pl::dim_list{pl::dim_of<batch>, pl::dim_of<seq>, pl::dim_of<ffn>});
 static_assert(up.verdict.ok());
 static_assert(up.result == pl::layout_v<pl::spec<pl::shard<batch, dp>, pl::shard<seq, cp>, pl::shard<ffn, tp>>>);
 
-// The weight's gradient sums over batch and sequence, so it is partial over every axis that shards them: nobody can
-// forget a reduction over cp, because it stands in the type.
+// The weight's gradient sums over batch and sequence, so it is partial over every axis that shards them. The reduction
+// over cp cannot be forgotten, because the type has it.
 constexpr pl::derived_layout dweight =
     pl::contract(pl::dual(up.result), pl::layout_v<gathered>, pl::dim_list{pl::dim_of<ffn>, pl::dim_of<hidden>});
 static_assert(dweight.result == pl::dual(pl::layout_v<weight>));
@@ -51,7 +51,7 @@ int main() try {
   std::printf("up        %s\n", pl::describe(up.result).c_str());
   std::printf("dweight   %s\n", pl::describe(dweight.result).c_str());
 
-  // Rules take layouts that are known only now, too. A mistake in types does not compile; here it has the same text.
+  // Rules also take layouts that are known only at run time. A mistake there has the text that the compiler prints.
   const pl::layout partial = pl::layout_v<pl::spec<hidden, pl::partial<tp>>>,
                    bias = pl::layout_v<pl::spec<hidden, pl::replicate<tp>>>;
   std::printf("mistake   %s\n", pl::describe(pl::pointwise(pl::combine::sum, {&partial, &bias}).verdict).c_str());

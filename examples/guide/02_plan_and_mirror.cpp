@@ -1,5 +1,5 @@
-// Plans between two specs, their mirrors, which are the plans of the gradients, and the bytes that they send. Standard
-// library only.
+// Plans between two specs, their mirrors, which are the plans of gradients, and the bytes of both. Needs only the
+// standard library.
 #include <cstdio>
 #include <exception>
 
@@ -16,12 +16,12 @@ using mesh = pl::mesh<pl::axis<dp>, pl::axis<cp, 2>, pl::axis<tp, 4>>;
 using residual = pl::spec<pl::shard<batch, dp>, pl::shard<seq, cp, tp>, hidden>;
 using gathered = pl::spec<pl::shard<batch, dp>, pl::shard<seq, cp>, hidden, pl::replicate<tp>>;
 
-// Between two specs lies a plan of least bytes, and its mirror is the backward plan.
+// `make_plan` finds the plan that sends the fewest bytes. Its mirror is the backward plan.
 constexpr pl::plan gather = pl::make_plan(pl::layout_v<residual>, pl::layout_v<gathered>);
 static_assert(gather.steps.size() == 1 && gather.steps[0].kind == pl::transition_kind::all_gather);
 static_assert(pl::mirror(gather).steps[0].kind == pl::transition_kind::reduce_scatter);
 
-// With extents and sizes, bytes are constants.
+// Extents and sizes are constants here, so bytes are constants.
 constexpr pl::mesh_shape shape = mesh(2).shape();
 constexpr pl::dim_sizes sizes = pl::sizes_of<batch, seq, hidden, ffn>(8, 4096, 4096, 14336);
 static_assert(pl::bytes(gather, shape, sizes, 2) ==
@@ -38,16 +38,16 @@ void show(const char* name, const pl::plan& p) {
 int main() try {
   show("gather", gather);
 
-  // A weight that is stored in shards over dp, and used whole on each of its ranks.
+  // A weight that is stored in shards over dp, and used whole on each rank of dp.
   using stored = pl::spec<pl::shard<ffn, tp>, pl::shard<hidden, dp>>;
   using used = pl::spec<pl::shard<ffn, tp>, hidden, pl::replicate<dp>>;
   show("weight", pl::make_plan(pl::layout_v<stored>, pl::layout_v<used>, shape, sizes));
 
-  // Layouts that are known only now take the same functions. To move cp away from outside of tp, ranks exchange first.
+  // The same functions take layouts that are known only at run time. cp is the outer axis, so ranks exchange first.
   const pl::layout target = pl::layout_v<pl::spec<pl::shard<batch, dp>, pl::shard<seq, tp>, hidden, pl::replicate<cp>>>;
   show("harder", pl::make_plan(pl::layout_v<residual>, target, shape, sizes));
 
-  // From each state of an axis to each other one, and the mirror.
+  // The step from each state of an axis to each other state, and its mirror.
   const pl::layout states[] = {
       pl::layout_v<pl::spec<seq, pl::invariant<tp>>>, pl::layout_v<pl::spec<seq, pl::replicate<tp>>>,
       pl::layout_v<pl::spec<pl::shard<seq, tp>>>, pl::layout_v<pl::spec<seq, pl::partial<tp>>>};

@@ -1,6 +1,6 @@
-// A tensor-parallel MLP trained on eight in-process ranks. Its parallelism is three specs a layer: every collective of
-// the forward pass, the backward pass and the gradients is derived; the one that is written sums the printed loss.
-// Compare the losses with those of one rank: they are the same.
+// Trains a tensor-parallel MLP on eight in-process ranks. Three specs for each layer are all its parallelism. plait
+// derives every collective of the forward pass, the backward pass and the gradients. The program names only the sum of
+// the printed loss. The losses equal those of one rank.
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -21,15 +21,14 @@ using mesh = pl::mesh<pl::axis<dp>, pl::axis<tp>>;
 using features = pl::spec<pl::shard<batch, dp>, hidden, pl::invariant<tp>>;
 using wide = pl::spec<pl::shard<batch, dp>, pl::shard<ffn, tp>>;
 
-struct up {  // column-parallel, Megatron's f is derived: the input is used as replicate<tp>, its gradient is
-             // all-reduced
+struct up {  // column-parallel: the input is used as replicate<tp>, so its gradient is all-reduced (Megatron's f)
   using mesh = ::mesh;
   using input = features;
   using weight = pl::spec<pl::shard<ffn, tp>, hidden>;
   using output = wide;
   static constexpr bool bias = true;
 };
-struct down {  // row-parallel, Megatron's g is derived: the product is partial over tp, the output is all-reduced
+struct down {  // row-parallel: the product is partial over tp, so the output is all-reduced (Megatron's g)
   using mesh = ::mesh;
   using input = wide;
   using weight = pl::spec<hidden, pl::shard<ffn, tp>>;
@@ -48,12 +47,11 @@ void train(const mesh& shape) {
     pl::initialize(ctx, mlp);
 
     for (int step = 0; step <= 100; ++step) {
-      // Data, the same on every mesh because random numbers are keyed by global index: learn y = x shifted by one
-      // feature.
+      // Data: y is x shifted by one feature. Random numbers are keyed by global index, so x is the same on every mesh.
       pl::tensor<double, features> x(ctx);
       pl::kernels::fill_normal(device, x.data(), x.part(), 7, static_cast<std::uint64_t>(step), 0.0, 1.0);
       decltype(mlp)::saved kept;
-      pl::gather_parameters(ctx, mlp);  // a layer reads no parameter that has changed since
+      pl::gather_parameters(ctx, mlp);  // layers need current values of their parameters
       pl::zero_gradients(ctx, mlp);
       const auto y = mlp.forward(ctx, x, &kept);
       pl::tensor<double, pl::dual_t<features>> dy(ctx);

@@ -1,5 +1,5 @@
-// A transformer block, composed from the library's layers and generic over its strategy. Two strategies, on one rank
-// and on four, train it to the same losses; what they send differs.
+// A transformer block, composed from the library's layers as a template of its strategy. Two strategies train it on
+// four ranks to the losses of one rank. They send different collectives.
 #include <cstdio>
 #include <exception>
 
@@ -21,7 +21,7 @@ struct tensor_parallel {  // values between layers are whole on every rank of tp
   using key_heads = pl::shard<pl::kv_heads, tp>;
   using feed_forward = pl::shard<pl::ffn, tp>;
   using vocabulary = pl::shard<pl::vocab, tp>;
-  using loss = pl::spec<pl::partial<dp>, pl::invariant<tp>>;  // of a sum over all values of a residual
+  using loss = pl::spec<pl::partial<dp>, pl::invariant<tp>>;  // a sum over all elements of a residual
 };
 struct sequence_parallel : tensor_parallel {  // each rank of tp has some positions of them
   using residual = pl::spec<pl::shard<batch, dp>, pl::shard<seq, tp>, hidden>;
@@ -61,7 +61,7 @@ void train(const char* name, std::int64_t replicas, std::int64_t tensor) {
     pl::initialize(ctx, layers);
     pl::adamw<double> optimizer;
 
-    pl::tensor<double, typename S::residual> x(ctx);  // random numbers have global indices: equal on every mesh
+    pl::tensor<double, typename S::residual> x(ctx);  // random numbers are keyed by global index: equal on every mesh
     pl::kernels::fill_normal(device, x.data(), x.part(), 7, 0, 0.0, 1.0);
     for (int step = 0; step < 3; ++step) {
       world.ledger().clear();
@@ -70,7 +70,7 @@ void train(const char* name, std::int64_t replicas, std::int64_t tensor) {
       typename block<S>::saved kept;
       const auto y = layers.forward(ctx, x, &kept);
       pl::tensor<double, pl::dual_t<typename S::residual>> dy(ctx);
-      pl::tensor<double, typename S::loss> terms(ctx);  // of the mean of (y + x)^2
+      pl::tensor<double, typename S::loss> terms(ctx);  // this rank's term of the mean of (y + x)^2
       terms.data()[0] = 0;
       for (std::int64_t i = 0; i < y.size(); ++i) {
         const double error = y.data()[i] + x.data()[i];

@@ -1,4 +1,4 @@
-// A training loop with data of its own and saves: a Llama reads a text on four ranks, is ended, and continues on two.
+// A training loop with data and checkpoints: a Llama trains on a text on four ranks, stops, and continues on two ranks.
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -33,7 +33,7 @@ void train(const pl::mesh_shape& mesh, const std::string& folder, std::uint64_t 
     pl::cpu device;
     const pl::llama_config config{
         .vocab = 26, .hidden = 32, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 64};
-    constexpr std::int64_t sequences = 4, length = 16;  // of a microbatch, on all ranks together
+    constexpr std::int64_t sequences = 4, length = 16;  // `sequences` in a microbatch, on all ranks together
     constexpr int microbatches = 2;
     const pl::context<pl::cpu> context{device, world, pl::llama_sizes<pl::megatron_sp>(config, mesh, sequences, length),
                                        /*seed=*/1};
@@ -45,7 +45,7 @@ void train(const pl::mesh_shape& mesh, const std::string& folder, std::uint64_t 
     std::uint64_t done = found ? found->step : 0;
     pl::training_step step(context, model, optimizer, microbatches, /*clip=*/1.0);
     while (done < steps) {
-      const auto first = static_cast<std::int64_t>(done) * microbatches * sequences;  // of this step's samples
+      const auto first = static_cast<std::int64_t>(done) * microbatches * sequences;  // this step's first sample
       step.load(context, first, [&](std::int64_t k, pl::host_tokens& ids, pl::host_tokens& labels) {
         for (std::int64_t row = 0; row < ids.rows(); ++row)  // the samples of microbatch k that this rank has
           for (const pl::token_run& run : ids.runs()) {      // and the positions: one run, or two in zigzag order

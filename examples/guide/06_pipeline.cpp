@@ -1,4 +1,4 @@
-// A pipeline over layers of one's own: y = tanh(w x), four stages on two ranks, two microbatches at a time under way.
+// A pipeline over layers that the program defines: y = tanh(w x), four stages on two ranks, four microbatches.
 #include <cmath>
 #include <cstdio>
 #include <utility>
@@ -33,7 +33,7 @@ struct own_stages {
   gradient output_gradient(const pl::context<pl::cpu>& ctx, int) { return gradient(ctx); }
 
   activation forward(const pl::context<pl::cpu>& ctx, int chunk, int microbatch, activation x, saved* keep) {
-    if (is_first(chunk)) {  // which gets nothing from another stage
+    if (is_first(chunk)) {  // the first stage receives no message
       x = activation(ctx);
       for (int i = 0; i < x.size(); ++i) x.data()[i] = 0.1f * static_cast<float>(i + microbatch);
     }

@@ -1,5 +1,5 @@
-// What attention sends and keeps where the sequence is sharded over four ranks, under three policies and with one rank.
-// It is found from the types: nothing is computed.
+// Counts the bytes that attention sends and keeps, on one rank and on four ranks that share the sequence, under three
+// policies. A dry run counts them, so no attention is computed.
 #include <cstdio>
 #include <exception>
 
@@ -13,7 +13,7 @@ using ring = pl::context_parallel<pl::megatron_sp, pl::ring<pl::cp>, pl::zigzag>
 using all_keys = pl::context_parallel<pl::megatron_sp, pl::all_gather_kv<pl::cp>, pl::zigzag>;
 using ulysses = pl::context_parallel<pl::megatron_sp, pl::ulysses<pl::cp>>;  // balanced in any order
 
-/// The megabytes that one rank sends over cp: a ledger counts a message for its sender, and a collective for all ranks.
+/// Returns the megabytes that one rank sends over cp. A ledger counts a message once, and a collective for all ranks.
 double megabytes_of_rank(const pl::ledger& sent, std::int64_t ranks) {
   const auto messages = static_cast<double>(sent.total("cp", pl::collective::send).wire);
   const auto all = static_cast<double>(sent.total("cp").wire);

@@ -1,5 +1,5 @@
-// ZeRO in a loop of one's own, with an optimizer of one's own: two layers whose weights are whole only while they are
-// used.
+// ZeRO 3 in a program with its own loop and its own optimizer. The weights of its two layers are whole only while they
+// are used.
 #include <cstdio>
 #include <vector>
 
@@ -56,14 +56,14 @@ int main() try {
         dy.data()[i] = y.data()[i] - 1;
       }
       const auto dh = second.backward(ctx, h, kept_second, dy);
-      units.reduce(ctx, 1), units.release(1);  // the reduction is under way while the next unit is at work
+      units.reduce(ctx, 1), units.release(1);  // the reduction runs while the next unit computes
       units.gather(ctx, 0), units.enter(ctx, 0, true);
       first.backward(ctx, x, kept_first, dh);
       units.reduce(ctx, 0), units.release(0);
 
       std::vector<pl::reduced_gradient<float, pl::cpu>> gradients;
       for (int unit = 0; unit < units.size(); ++unit) units.finish_reduction(ctx, unit, gradients);
-      for (const auto& g : gradients) {  // an optimizer of one's own, on this rank's slice
+      for (const auto& g : gradients) {  // the program's own optimizer, on this rank's slice
         const auto weights = g.parameter().begin_update();
         for (int i = 0; i < g.size(); ++i) weights.master[i] -= 0.01f * g.data()[i];
       }

@@ -1,4 +1,4 @@
-// A Llama on four ranks becomes a directory of Hugging Face, and another on two ranks is loaded from it.
+// Exports a Llama from four ranks as a Hugging Face directory, and loads it into a Llama on two ranks.
 #include <cstdio>
 #include <exception>
 #include <span>

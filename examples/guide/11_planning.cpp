@@ -1,6 +1,6 @@
-// What a program would send, keep and take on GPUs that one does not have, from its types alone: a dry run of a layer,
-// and the price of a step of GPT-2 (gpt2.hpp) under Megatron's strategy and under one with an axis that the library
-// does not know. No formula of the model is written down; plan_llama --calibrate describes a machine of one's own.
+// Predicts communication, memory and time of programs on GPUs, without GPUs. It makes a dry run of a layer. It
+// estimates a step of GPT-2 (gpt2.hpp) under Megatron's strategy and under one with an axis that the program defines.
+// The model needs no cost formulas. plan_llama --calibrate describes your own machine.
 #include <cstdio>
 #include <exception>
 #include <memory>
@@ -18,7 +18,7 @@ namespace pl = plait;
 
 struct column : pl::axis_tag<"column"> {};
 
-/// Weights are sharded on both of their dims, and between the layers the hidden dim is, instead of the sequence.
+/// Both dims of a weight are sharded. Between layers `column` shards the hidden dim, and the sequence is whole over tp.
 struct grid {
   using mesh = pl::mesh<pl::axis<pl::dp>, pl::axis<pl::cp>, pl::axis<column>, pl::axis<pl::tp>, pl::axis<pl::tp_rep>>;
   using residual = pl::spec<pl::shard<pl::batch, pl::dp>, pl::shard<pl::seq, pl::cp>, pl::shard<pl::hidden, column>,
@@ -32,13 +32,13 @@ struct grid {
 
 constexpr std::int64_t samples = 4, microbatches = 16, sequence = 2048;
 
-/// The price of a step with `stages` stages, `replicas` data-parallel ranks, and tensor-parallel ones over two axes.
+/// Returns the estimate of a step with `stages` stages, `replicas` data-parallel ranks, and two tensor-parallel axes.
 template <pl::strategy Strategy>
 pl::planner::program_price price(const pl::planner::hardware& machine, int stages, std::int64_t replicas,
                                  std::int64_t columns, std::int64_t tensor) {
   gpt2::config config;
   config.vocab = 50304, config.positions = sequence, config.hidden = 2048, config.layers = 24, config.heads = 16;
-  pl::planner::program_layout layout;  // axes from the outside to the inside, as ranks are numbered
+  pl::planner::program_layout layout;  // axes from the outer to the inner, as ranks are numbered
   layout.mesh.add(pl::axis_of<pl::pp>, stages), layout.mesh.add(pl::axis_of<pl::dp>, replicas);
   layout.mesh.add(pl::axis_of<pl::cp>, 1);
   if constexpr (Strategy::mesh::rank == 5) layout.mesh.add(pl::axis_of<column>, columns);
@@ -88,7 +88,7 @@ int main() try {
   show("dp=2, tp=4", 2, 8, cut);
   show("pp=2, dp=2, tp=2", 2, 8, piped);
   show("dp=2, column=2, tp=2 (grid)", 2, 8, squared);
-  // Four ranks hold the model whichever way it is cut; a grid moves what lies between layers over both of its axes.
+  // Succeeds if tensor-parallel ranks need less memory than single ones, the grid communicates, and dp=8 fits.
   return cut.peak_bytes < one.peak_bytes && squared.ranks[0].communication > 0 && one.fits ? 0 : 1;
 } catch (const std::exception& e) {
   std::fprintf(stderr, "11_planning: %s\n", e.what());

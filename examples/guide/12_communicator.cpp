@@ -1,4 +1,4 @@
-// A linear on a communicator of the program's own (mailbox.hpp), after the suite that every backend has to pass.
+// Runs a linear on the communicator of mailbox.hpp, after the test suite that every communicator must pass.
 #include <cstdio>
 #include <exception>
 
@@ -10,7 +10,7 @@
 namespace pl = plait;
 using pl::batch, pl::ffn, pl::hidden, pl::tp;
 
-struct row_parallel {  // each rank has some features of the input, so that the product is a sum over ranks
+struct row_parallel {  // each rank has some features of the input, so the product is a sum over ranks
   using mesh = pl::mesh<pl::axis<tp>>;
   using input = pl::spec<batch, pl::shard<ffn, tp>>;
   using weight = pl::spec<hidden, pl::shard<ffn, tp>>;
@@ -39,7 +39,7 @@ int main() try {
         std::printf("ranks: %d, sum of the output: %.9f, sent: %d bytes\n", ranks, sum,
                     static_cast<int>(world.ledger().total().wire));
     });
-  mail::run(2, [](mail::mailbox comm) {  // a rank that fails ends those that wait for it
+  mail::run(2, [](mail::mailbox comm) {  // if a rank fails, ranks that wait for it end, too
     if (comm.rank() == 1) pl::fail("rank 1 has failed");
     comm.barrier();
   });

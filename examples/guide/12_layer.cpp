@@ -1,4 +1,4 @@
-// A layer with kernels and a weight of its own: y = scale * max(x, 0)^2, with one scale for each feature.
+// A layer with its own kernels and its own weight: y = scale * max(x, 0)^2, with one scale for each feature.
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -14,7 +14,7 @@ using pl::batch, pl::dp, pl::ffn, pl::tp;
 using mesh = pl::mesh<pl::axis<dp>, pl::axis<tp>>;
 using wide = pl::spec<pl::shard<batch, dp>, pl::shard<ffn, tp>>;
 
-// The kernels know nothing of ranks: local_sizes are those of their rank.
+// Kernels get the sizes of their rank as `local_sizes`, and need to know nothing else about ranks.
 void forward_kernel(double* y, const double* x, const double* scale, const pl::local_sizes& n) {
   const std::int64_t rows = n[pl::dim_of<batch>], columns = n[pl::dim_of<ffn>];
   for (std::int64_t i = 0; i < rows * columns; ++i) y[i] = x[i] > 0 ? scale[i % columns] * x[i] * x[i] : 0;
@@ -35,7 +35,7 @@ class squared_relu : public pl::layer_types<double, wide, wide, Device> {
   using gradient = pl::tensor<double, pl::dual_t<wide>, Device>;
 
  public:
-  struct saved {};  // the backward pass needs the input alone, which the caller keeps
+  struct saved {};  // the backward pass needs only the input, which the caller keeps
 
   squared_relu(const pl::context<Device>& ctx, const std::string& name) : scale_(ctx, name + ".scale", {}, {1, 0}) {}
 

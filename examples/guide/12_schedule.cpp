@@ -1,5 +1,5 @@
-// A pipeline schedule of its own: microbatches pass in groups of as many as there are ranks, all forward and then all
-// backward. It keeps no more activations than 1F1B, and a rank changes direction only once in a group.
+// Adds a pipeline schedule. A group has as many microbatches as there are ranks. A rank runs all forward passes of a
+// group, then all its backward passes. The schedule keeps no more activations than 1F1B.
 #include <algorithm>
 #include <cstdio>
 #include <string>
@@ -83,7 +83,7 @@ int main() try {
     const pl::context<pl::cpu> ctx{device, ranks.stage(), pl::sizes_of<pl::batch, pl::hidden>(1, 2)};
     scales stage{all.rank() == 0, all.rank() == 3};
     pl::step_executor<pl::cpu>(ranks.along(), plan).run(ctx, stage);
-    // 8 microbatches of k and k + 1 have the sum 64; three other stages double it.
+    // The inputs are k and k + 1 for 8 microbatches k: their sum is 64. Three other stages double it each.
     if (all.rank() == 0) std::printf("the gradient of the first weight: %g\n", stage.sum);
   });
 } catch (const pl::error& e) {

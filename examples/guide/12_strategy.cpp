@@ -1,5 +1,5 @@
-// A strategy on axes of its own: two-dimensional tensor parallelism. Weights are sharded on both of their dims, over a
-// row and a column axis, and the values between layers over the hidden dim.
+// A strategy on two axes that the program defines, `row` and `column`: two-dimensional tensor parallelism. Both dims of
+// a weight are sharded, and so is the hidden dim of values between layers.
 #include <cstdio>
 #include <exception>
 

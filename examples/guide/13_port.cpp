@@ -1,5 +1,5 @@
-// The program of plain_mlp.hpp on several ranks. Its arrays, its activation, its loss and its update stay; its two
-// products become layers.
+// The program of plain_mlp.hpp on several ranks. It keeps its arrays, activation, loss and update. Its two products
+// become layers.
 #include <exception>
 
 #include "plain_mlp.hpp"
@@ -10,7 +10,7 @@ namespace pl = plait;
 using pl::batch, pl::ffn, pl::hidden, pl::tp;
 using plain::array, plain::inner, plain::rows, plain::width;
 
-// How the arrays lie: a rank has some of the inner features, and all else whole.
+// How arrays lie: each rank has some of the inner features, and all other dims are whole.
 using whole = pl::spec<batch, hidden, pl::invariant<tp>>;
 using part_of_inner = pl::spec<batch, pl::shard<ffn, tp>>;
 using up_policy = pl::layer_policy<whole, pl::spec<pl::shard<ffn, tp>, hidden>, part_of_inner>;
@@ -23,7 +23,7 @@ void train(int ranks) {
     const pl::context<pl::cpu> ctx{device, world, pl::sizes_of<batch, hidden, ffn>(rows, width, inner)};
     const std::int64_t mine = inner / ranks;
 
-    // The arrays, of this rank's size; each gets its layout once.
+    // The arrays have this rank's size. Each gets its layout once.
     array x = plain::numbers(rows * width, 1), y(x), dy(x), dx(x);
     array h(rows * mine), a(h), da(h), dh(h), w1(mine * width), w2(w1), dw1(w1), dw2(w1);
     const pl::part<double, whole> x_part(ctx, x.data()), y_part(ctx, y.data());

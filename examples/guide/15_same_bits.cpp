@@ -13,7 +13,7 @@
 
 namespace pl = plait;
 
-/// A run of the one model. Runs differ in this alone.
+/// The layout of a run. Runs differ in nothing else.
 struct layout_of_run {
   const char* name;
   std::int64_t dp, cp, tp;
@@ -21,9 +21,9 @@ struct layout_of_run {
   pl::zero_level level;
 };
 
-constexpr std::int64_t samples = 16, length = 32;  // of a step
+constexpr std::int64_t samples = 16, length = 32;  // samples in a step, and tokens in a sample
 
-/// Fills this rank's part of microbatch k. The order of sums says which samples of the step a microbatch has.
+/// Fills this rank's part of microbatch k. The order of sums determines which samples of the step a microbatch has.
 void fill(const pl::context<pl::cpu>& context, int k, int microbatches, pl::host_tokens& ids, pl::host_tokens& labels) {
   const pl::box& part = ids.stored_part();
   const std::int64_t first =

@@ -1,4 +1,4 @@
-// A communicator of its own: ranks are threads, and every operation is letters from rank to rank.
+// A communicator whose ranks are threads. Every operation sends letters from rank to rank.
 #pragma once
 
 #include <condition_variable>
@@ -20,8 +20,8 @@ namespace mail {
 
 namespace pl = plait;
 
-/// What the communicator stands on, as others stand on MPI or NCCL: boxes with names. Any thread puts letters into
-/// them, and any takes them out, the oldest first.
+/// Named boxes for letters: the transport below this communicator, as MPI or NCCL is below others. Any thread puts
+/// letters into a box, and any thread takes them out, the oldest first.
 class post_office {
  public:
   using letter = std::vector<std::byte>;
@@ -44,12 +44,12 @@ class post_office {
     const std::lock_guard lock(mutex_);
     return !closed_.empty() || !boxes_[box].empty();
   }
-  /// 1, 2, 3, ... for each name.
+  /// Returns the next number of a name: 1, 2, 3, ...
   int next(const std::string& name) {
     const std::lock_guard lock(mutex_);
     return ++counts_[name];
   }
-  /// Every rank that waits gets an error with the first reason.
+  /// Closes all boxes. Every waiting rank gets an error with the first reason.
   void close(const std::string& why) {
     const std::lock_guard lock(mutex_);
     if (closed_.empty()) closed_ = why;
@@ -64,7 +64,7 @@ class post_office {
   std::string closed_;
 };
 
-/// A receive that is under way: the bytes of the next letter of a box go to `to`.
+/// A receive that has begun: the bytes of the next letter in a box will go to `to`.
 struct awaited_letter {
   std::shared_ptr<post_office> office;
   std::string box;
@@ -96,7 +96,7 @@ class mailbox : public pl::verbs<mailbox> {
 
   pl::request start(const pl::call& c) {
     if (!office_) pl::fail("a communicator without a group was used (its rank has a negative color in the split)");
-    check(c, rank_, size_);  // what all backends refuse
+    check(c, rank_, size_);  // throws for calls that every backend refuses
     const std::size_t size = size_of(c.type), bytes = c.count * size;
     const auto* const in = static_cast<const std::byte*>(c.in);
     auto* const out = static_cast<std::byte*>(c.out);
@@ -150,7 +150,7 @@ class mailbox : public pl::verbs<mailbox> {
   int rank_ = 0, size_ = 0;
 };
 
-/// Runs body(communicator) on `ranks` threads. Throws the first error of any, which ends the others.
+/// Runs body(communicator) on `ranks` threads. The first error of a rank ends the others, and is thrown.
 template <class F>
 void run(int ranks, const F& body) {
   const auto office = std::make_shared<post_office>();

@@ -1,4 +1,4 @@
-// A plain program: an MLP on arrays of its own, with its own kernels and gradient descent. 13_port.cpp is its port.
+// A plain program: an MLP with its own arrays, kernels and gradient descent. 13_port.cpp is its port to several ranks.
 #pragma once
 
 #include <cmath>
