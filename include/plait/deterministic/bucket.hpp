@@ -1,4 +1,4 @@
-// The reduction of a bucket whose gradients are deterministic sums, which replaces its all-reduce or reduce-scatter.
+// The reduction of a bucket whose gradients are deterministic sums, in place of its all-reduce or reduce-scatter.
 #pragma once
 
 #include <algorithm>
@@ -23,21 +23,21 @@
 
 namespace plait {
 
-/// Reduces the gradients of a bucket array by array: over norms' own axes first, then over data-parallel ranks, which
-/// get their slices.
+/// Reduces the gradients of a bucket, one array after the other. It reduces over norms' additional axes first. Then it
+/// reduces over data-parallel ranks, each of which gets its slice.
 template <class Precision, compute_device Device>
 class deterministic_bucket {
   using G = gradient_of<Precision>;
   using terms_type = gradient_terms<Precision, Device>;
 
  public:
-  /// For a bucket that is cut over the ranks of `cut` into slices of `slice` elements. This rank has slice number
-  /// `rank`. Over `joined` the bucket is reduced as well, and stays whole. Any axes may be none.
+  /// For a bucket that is split over the ranks of `cut` into slices of `slice` elements. This rank has slice number
+  /// `rank`. Over `joined`, the bucket is reduced without being split. Either list of axes may be empty.
   deterministic_bucket(axis_list cut, axis_list joined, std::int64_t slice, std::int64_t rank)
       : cut_(std::move(cut)), joined_(std::move(joined)), slice_(slice), rank_(rank) {}
 
-  /// Adds the sums of an array of `size` elements that begins at `begin` in the bucket, one for each of its `users`;
-  /// `rest` are further axes of its gradients. `name` is one of its parameters. Collective over the axes.
+  /// Adds the sums of an array, one for each of its `users`. The array has `size` elements, and begins at `begin` in
+  /// the bucket. `rest` are further axes of its gradients; `name` is one of its parameters. Collective over the axes.
   void add(const context<Device>& ctx, const std::vector<std::unique_ptr<terms_type>>& users, std::int64_t size,
            std::int64_t begin, const axis_list& rest, const std::string& name) {
     for (const auto& terms : users) {
@@ -56,7 +56,7 @@ class deterministic_bucket {
     }
   }
 
-  /// Starts the reductions over the axes that cut the bucket.
+  /// Starts the reductions over the axes that split the bucket.
   void start(const context<Device>& ctx) {
     for (sum& s : sums_) {
       const std::int64_t n = s.size;
@@ -70,12 +70,12 @@ class deterministic_bucket {
         s.whole = std::move(own);
     }
   }
-  /// Waits, and writes this rank's slice of the complete gradients, or all of them.
+  /// Waits for the reductions, and writes this rank's slice of the complete gradients, or all of them.
   void finish(const context<Device>& ctx, G* gradients) {
     for (sum& s : sums_) {
       const element_range mine = s.moving ? s.moving->parts[static_cast<std::size_t>(rank_)] : element_range{0, s.size};
       G* const to = gradients + s.begin + mine.begin - (cut_.empty() ? 0 : rank_ * slice_);
-      G* const into = s.adds ? nullptr : to;  // the last exchange writes there
+      G* const into = s.adds ? nullptr : to;  // then the last exchange writes directly to the gradients
       partial_sums<G, Device> own;
       if (s.moving) {
         own = s.cut.finish(ctx.device, std::move(*s.moving), s.joined ? nullptr : into);
@@ -92,7 +92,7 @@ class deterministic_bucket {
       s.terms->clear();
     }
   }
-  /// Waits for what is under way, and forgets it.
+  /// Waits for reductions in progress, and drops their results.
   void abandon() {
     for (sum& s : sums_) s.moving.reset(), s.whole = {};
   }
@@ -103,7 +103,7 @@ class deterministic_bucket {
     terms_type* terms = nullptr;
     std::int64_t size = 0, begin = 0;
     std::string name;
-    bool adds = false;  ///< to what another layer has added
+    bool adds = false;  ///< whether it is added to another layer's sum
     deterministic_exchange rest, cut, joined;
     partial_sums<G, Device> whole{};
     std::optional<deterministic_exchange::under_way<G, Device>> moving{};

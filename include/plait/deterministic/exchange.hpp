@@ -1,5 +1,5 @@
-// The exchange of partial sums between ranks. Each rank gets the parts of an array that it must hold, and adds them in
-// deterministic order. So the result does not depend on a backend's order of ranks.
+// The exchange of partial sums between ranks. Each rank gets the parts of an array that it needs, and adds them in
+// deterministic order, which does not depend on a backend.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +18,13 @@
 
 namespace plait {
 
-/// Elements `begin` to `end` - 1 of an array.
+/// Elements [begin, end) of an array.
 struct element_range {
   std::int64_t begin = 0, end = 0;
   std::int64_t size() const { return end - begin; }
 };
 
-/// The even parts of `elements` for `ranks` ranks, in order; the last ones may be smaller.
+/// Returns equal parts of `elements` for `ranks` ranks, in order; the last ones may be smaller.
 inline std::vector<element_range> even_parts(std::int64_t elements, std::int64_t ranks) {
   const std::int64_t size = (elements + ranks - 1) / ranks;
   std::vector<element_range> parts;
@@ -33,7 +33,7 @@ inline std::vector<element_range> even_parts(std::int64_t elements, std::int64_t
   return parts;
 }
 
-/// The ranks of a world that are with `rank` in the group of `axes`, in the group's order.
+/// Returns the ranks of a world that share the group of `axes` with `rank`, in the group's order.
 inline std::vector<std::int64_t> ranks_of_group(const mesh_shape& mesh, const axis_list& axes, std::int64_t rank) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(mesh.size(axes)));
   for (std::int64_t r = 0; r < mesh.size(); ++r)
@@ -41,13 +41,13 @@ inline std::vector<std::int64_t> ranks_of_group(const mesh_shape& mesh, const ax
   return all;
 }
 
-/// Which partial sums the ranks of a group have, and what joining all of them leaves. Messages go once, from the rank
-/// that has a partial sum to each rank that needs a part of it. With one partial sum a rank, an all-reduce in two
-/// exchanges sends 2 (n-1)/n of the array, as a ring does.
+/// The exchange of a group's partial sums, and the partial sums after it. Each partial sum is sent once, from its rank
+/// to each rank that needs a part of it. With one partial sum per rank, an all-reduce in two exchanges sends 2 (n-1)/n
+/// of the array, as a ring does.
 class deterministic_exchange {
  public:
   deterministic_exchange() = default;
-  /// `members` are the partial sums of each rank of `comm`, over a sum of `leaves` leaves.
+  /// `members` lists the partial sums of each rank of `comm`, in a sum of `leaves` leaves.
   deterministic_exchange(any_communicator& comm, std::vector<std::vector<tree_node>> members, std::int64_t leaves)
       : comm_(&comm), members_(std::move(members)), leaves_(leaves) {
     std::vector<tree_node> all;
@@ -57,20 +57,20 @@ class deterministic_exchange {
 
   explicit operator bool() const { return comm_ != nullptr; }
   int ranks() const { return comm_->size(); }
-  /// The partial sums that there are afterwards.
+  /// The partial sums after the exchange.
   const std::vector<tree_node>& joined() const { return joined_; }
 
-  /// An exchange that is under way.
+  /// An exchange in progress.
   template <class E, compute_device Device>
   struct under_way {
     partial_sums<E, Device> own;
     std::vector<element_range> parts;
     buffer<Device> received;
-    std::vector<request> moving;  ///< one for each partial sum of the rank that has most
+    std::vector<request> moving;  ///< one for each round: the most partial sums of any rank
   };
 
-  /// Starts to bring rank k of the group the elements parts[k] of all partial sums. `own` and what it views must stay
-  /// until the end.
+  /// Starts to send each rank k of the group the elements parts[k] of all partial sums. `own` and its memory must stay
+  /// valid until `finish`.
   template <class E, compute_device Device>
   under_way<E, Device> start(Device& device, partial_sums<E, Device> own, std::vector<element_range> parts) const {
     check(own.nodes);
@@ -83,7 +83,7 @@ class deterministic_exchange {
     moves.received = make_collective_buffer<E>(device, all * mine);
     E* next = moves.received.template data<E>();
     std::vector<std::size_t> send(n), send_at(n), receive(n), receive_at(n);
-    for (std::size_t r = 0; r < rounds; ++r) {  // the r-th partial sum of each, from where it is
+    for (std::size_t r = 0; r < rounds; ++r) {  // the r-th partial sum of each rank
       const bool sends = r < moves.own.values.size();
       std::size_t came = 0;
       for (std::size_t k = 0; k < n; ++k) {
@@ -100,8 +100,8 @@ class deterministic_exchange {
     }
     return moves;
   }
-  /// Waits, and joins what has come: this rank's part of the sums `joined()`, in `into` where they are one and that is
-  /// not null. Otherwise they may lie in what was given to `start`, which is not written.
+  /// Waits, and adds the received sums. Returns this rank's part of the sums `joined()`: in `into`, if there is one sum
+  /// and `into` is not null. Otherwise they may be in the memory that was passed to `start`, which is not changed.
   template <class E, compute_device Device>
   partial_sums<E, Device> finish(Device& device, under_way<E, Device>&& moves, E* into = nullptr) const {
     for (request& r : moves.moving) r.wait();
@@ -109,7 +109,7 @@ class deterministic_exchange {
     const std::int64_t mine = moves.parts[self].size();
     struct place {
       E* value = nullptr;
-      bool received = false;  // which may be overwritten; of two that join, one is, as own neighbours have joined
+      bool received = false;  // whether this sum's memory may be overwritten; of two sums that join, at least one's may
     };
     struct addition {
       const E *x, *y;
@@ -141,7 +141,7 @@ class deterministic_exchange {
         device.copy(into, all.values[0], static_cast<std::size_t>(mine) * sizeof(E), device.main_stream());
       all.values[0] = into;
     }
-    // On the host, block by block, so that sums of sums are made in the cache.
+    // On the host, block by block, so that nested sums stay in the cache.
     const std::int64_t block = std::is_same_v<Device, cpu> ? std::int64_t{4096} : std::max<std::int64_t>(mine, 1);
     for (std::int64_t at = 0; at < mine; at += block)
       for (const addition& a : additions) add(device, a.x + at, a.y + at, a.sum + at, std::min(block, mine - at));
@@ -155,8 +155,8 @@ class deterministic_exchange {
     return finish(device, start(device, std::move(own), std::move(parts)), into);
   }
 
-  /// Brings every rank all of the joined sums, in `into` as for `finish`: whole at once where the array is small or the
-  /// ranks are two, otherwise each rank joins a part, and sends it to the others.
+  /// Gives every rank all of the joined sums, in `into` as for `finish`. For a small array or two ranks, each rank adds
+  /// everything. Otherwise each rank adds one part, and sends it to the others.
   template <class E, compute_device Device>
   partial_sums<E, Device> run_everywhere(Device& device, partial_sums<E, Device> own, std::int64_t elements,
                                          E* into = nullptr) const {
@@ -183,7 +183,7 @@ class deterministic_exchange {
     return all;
   }
 
-  /// Sends this rank's part of an array, which is where it belongs, to all ranks, and receives theirs.
+  /// Sends this rank's part of an array, which is already in place, to all ranks, and receives theirs.
   template <class E>
   void spread(E* whole, const std::vector<element_range>& parts) const {
     const std::size_t n = parts.size(), self = static_cast<std::size_t>(comm_->rank());
@@ -205,7 +205,7 @@ class deterministic_exchange {
           " partial sums where its layout has ", members_[static_cast<std::size_t>(comm_->rank())].size(),
           "; some leaf of the step was not added"});
   }
-  /// sum = x + y, where sum may be one of them.
+  /// sum = x + y; sum may be x or y.
   template <class E, compute_device Device>
   static void add(Device& device, const E* x, const E* y, E* sum, std::int64_t n) {
     if (sum == x || sum == y)

@@ -21,16 +21,16 @@
 
 namespace plait::detail {
 
-/// A factor [rows, ...] of a product over rows: `width` of the `stride` columns of each row.
+/// A factor [rows, ...] of a product over rows: `width` of the `stride` columns in each row.
 template <class T>
 struct expert_factor {
   const T* first;
   std::int64_t width, stride;
 };
 
-/// The deterministic stages of a mixture. The ranks that share the width of experts complete the sum of each row
-/// before it goes back. So a token's rows are whole, and are added in the order of its choice. The weights' gradients
-/// are sums over the leaves of tokens, and a leaf's rows come in the order of tokens.
+/// The deterministic stages of a mixture. Ranks that share the width of experts complete the sum of each row before
+/// they send it back. So a token's rows are complete, and are added in the order of its choice. The weights' gradients
+/// are sums over the leaves of tokens. The rows of a leaf are added in the order of tokens.
 template <class Precision, compute_device Device>
 class deterministic_experts {
   using T = activation_of<Precision>;
@@ -40,7 +40,7 @@ class deterministic_experts {
 
  public:
   deterministic_experts() = default;
-  /// `d` is the derivation of the mixture. Throws `plait::error` that names `name` where there is no order.
+  /// `d` is the derivation of the mixture. Throws `plait::error` that names `name` if no deterministic order exists.
   template <class Derivation>
   deterministic_experts(const context<Device>& ctx, const Derivation& d, const std::string& name) {
     const mesh_shape& mesh = ctx.ranks.shape();
@@ -64,17 +64,18 @@ class deterministic_experts {
   }
 
   explicit operator bool() const { return !tokens_.empty(); }
-  /// The leaves of the rows that come to a rank's experts.
+  /// The leaves of the rows that arrive at a rank's experts.
   const token_leaves& leaves() const { return leaves_; }
-  /// The layout of sums that would be partial over the ranks that share the width of experts, and are complete here.
+  /// Returns the layout of sums that are complete here; otherwise they would be partial over the ranks that share the
+  /// experts' width.
   layout complete(layout a) const {
     for (axis_id axis : axes_)
       if (a.state_of(axis) == state::partial) a.set(axis, state::replicated);
     return a;
   }
 
-  /// out [rows, hidden] from the products of each leaf of the width. product(first column, columns, A* out, A beta)
-  /// adds to beta times what is there. Collective over the ranks that share the width.
+  /// Computes out [rows, hidden] from the products of each leaf of the width. product(first column, columns, A* out, A
+  /// beta) must compute out = product + beta * out. Collective over the ranks that share the width.
   template <class Product>
   void sum_width(Device& device, std::int64_t rows, std::int64_t hidden, std::int64_t width, T* out,
                  Product&& product) const {
@@ -92,14 +93,15 @@ class deterministic_experts {
         });
   }
 
-  /// The rows of one leaf, as numbers of this rank's rows, by expert; `begin` is where those of each expert begin.
+  /// The rows of one leaf, as indices of this rank's rows, sorted by expert. `begin` has the start of each expert's
+  /// rows.
   struct leaf_rows {
     std::int64_t number = 0;
     std::vector<std::int32_t> rows;
     std::vector<std::int64_t> begin{0};
   };
-  /// The rows of each leaf of a microbatch. `peers` and `tokens` are of each row: the rank that it came from, in the
-  /// group of the exchange, and its token there. `begin` is where the rows of each expert begin.
+  /// Returns the rows of each leaf of a microbatch. `peers` has the rank that each row came from, in the group of the
+  /// exchange, and `tokens` its token there. `begin` has the start of each expert's rows.
   std::vector<leaf_rows> by_leaf(std::int64_t index, std::int64_t count, const std::vector<std::int64_t>& begin,
                                  const std::vector<std::int32_t>& peers,
                                  const std::vector<std::int32_t>& tokens) const {
@@ -123,7 +125,7 @@ class deterministic_experts {
     return all;
   }
 
-  /// Adds a' b of the rows of each leaf to the sums of one weight, [experts, a.width, b.width].
+  /// Adds a' b over the rows of each leaf to the sums of one weight, [experts, a.width, b.width].
   void add_products(Device& device, terms& to, const std::vector<leaf_rows>& leaves, expert_factor<T> a,
                     expert_factor<T> b) const {
     const std::int64_t size = a.width * b.width;
@@ -148,9 +150,9 @@ class deterministic_experts {
   }
 
  private:
-  axis_list axes_;  ///< that share the width
+  axis_list axes_;  ///< axes that share the width
   feature_sum<Device> columns_;
-  std::vector<token_leaves> tokens_;  ///< of each peer, whose rows come to this rank's experts
+  std::vector<token_leaves> tokens_;  ///< of each peer whose rows arrive at this rank's experts
   token_leaves leaves_;
 };
 

@@ -1,5 +1,5 @@
-// Deterministic sums over a dim of features that ranks share out, such as a product's over ffn, brought to where they
-// are to be.
+// Deterministic sums over a feature dim that ranks shard, such as ffn in a product, with their all-reduce or
+// reduce-scatter.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@
 
 namespace plait {
 
-/// A sum over a dim in deterministic leaves, neighbours on each rank, and its all-reduce or reduce-scatter. Ranks may
-/// have unequally many leaves.
+/// A sum over a dim in deterministic leaves, consecutive on each rank, with its all-reduce or reduce-scatter. Ranks may
+/// have different numbers of leaves.
 template <compute_device Device>
 class feature_sum {
  public:
   feature_sum() = default;
-  /// `placed` shards `dim`, which has `leaves` leaves; `moves` brings the sum to where it is to be. Throws
-  /// `plait::error` that names `name` where ranks cannot share out the leaves, or `moves` is another plan.
+  /// `placed` shards `dim`, which has `leaves` leaves; `moves` is the plan for the result. Throws `plait::error` that
+  /// names `name` if ranks cannot divide the leaves, or `moves` is an unsupported plan.
   feature_sum(const context<Device>& ctx, const layout& placed, dim_id dim, std::int64_t leaves,
               const ready_plan& moves, const std::string& name)
       : leaves_(leaves), name_(name) {
@@ -65,9 +65,9 @@ class feature_sum {
   explicit operator bool() const { return local_leaves() > 0; }
   std::int64_t local_leaves() const { return own_.end - own_.begin; }
 
-  /// Calls product(leaf of this rank, A* out, bool adds) for each leaf, with room for `elements` sums; `adds` as for
-  /// `deterministic_sum::add`, where `may_add`. Then done(const A* sum), this rank's part of the complete one; it is in
-  /// `into` already where ranks join it and that is not null.
+  /// Calls product(leaf of this rank, A* out, bool adds) for each leaf, with room for `elements` sums. `adds` is as for
+  /// `deterministic_sum::add`, and never set unless `may_add`. Then calls done(const A* sum) with this rank's part of
+  /// the complete sum. If ranks joined the sum and `into` is not null, the part is in `into`.
   template <class A>
   void run(Device& device, std::int64_t elements, bool may_add, function_ref<void(std::int64_t, A*, bool)> product,
            A* into, function_ref<void(const A*)> done) const {
@@ -86,7 +86,7 @@ class feature_sum {
   }
 
  private:
-  /// Returns the sums in an order in which what each rank is to have is one piece.
+  /// Returns the sums in an order in which each rank's part is contiguous.
   template <class A>
   partial_sums<A, Device> in_parts(Device& device, partial_sums<A, Device> own, std::int64_t elements) const {
     if (moved_->outer == 1) return own;
@@ -102,7 +102,7 @@ class feature_sum {
     }
     return own;
   }
-  /// The elements of the ranks' parts of the sum.
+  /// Returns the elements of each rank's part of the sum.
   std::vector<element_range> parts() const {
     std::vector<element_range> all;
     const std::int64_t row = moved_->outer * moved_->inner;

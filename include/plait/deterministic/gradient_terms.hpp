@@ -1,4 +1,4 @@
-// Deterministic sums of gradients over tokens: each layer that uses parameters adds its leaves, and ranks join them.
+// Deterministic sums of gradients over tokens: each layer that uses parameters adds its leaves, and ranks add these.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@
 
 namespace plait {
 
-/// The gradients that one layer adds to an array of parameters, as a deterministic sum over tokens. A tied table has
-/// two.
+/// The deterministic sum over tokens of the gradients that one layer adds to an array of parameters. A tied table has
+/// two, one for each layer.
 template <class Precision, compute_device Device>
 class gradient_terms {
  public:
@@ -41,23 +41,23 @@ class gradient_terms {
   bool empty() const { return sum_.empty(); }
   void clear() { sum_.clear(); }
 
-  /// Calls write(leaf, G* out, bool adds) for each leaf of a microbatch: it overwrites out with the leaf's terms, or,
-  /// where `adds` is set, adds their complete sum. That is asked for leaves of up to `one_sum` rows only, whose sum has
-  /// no break (`deterministic_products::chunk` for products; 0: never).
+  /// Calls write(leaf, G* out, bool adds) for each leaf of a microbatch. It must overwrite out with the leaf's terms,
+  /// or add their complete sum to out if `adds` is set. `adds` is set only for leaves of up to `one_sum` rows, whose
+  /// terms form one sum (`deterministic_products::chunk` for products; 0: never).
   void add(Device& device, std::int64_t index, std::int64_t count, std::int64_t one_sum,
            function_ref<void(const token_leaves::leaf&, G*, bool)> write);
-  /// Calls write(G* out), which overwrites out with all terms of a leaf.
+  /// Calls write(G* out), which must overwrite out with all terms of a leaf.
   void add_leaf(Device& device, std::int64_t leaf, function_ref<void(G*)> write) {
     sum_.add(device, leaf, false, [&](G* out, bool) { write(out); });
   }
-  /// Calls write(leaf, G* out) for each leaf of a microbatch: it adds to zeros the terms of the leaf in some rows of
-  /// `width` elements, and returns these rows (`deterministic_sum::add_rows`).
+  /// Calls write(leaf, G* out) for each leaf of a microbatch. out has zeros. write must add the leaf's terms in some
+  /// rows of `width` elements, and return these rows (`deterministic_sum::add_rows`).
   void add_rows(Device& device, std::int64_t index, std::int64_t count, std::int64_t width,
                 function_ref<std::vector<std::int64_t>(const token_leaves::leaf&, G*)> write);
-  /// The partial sums of elements from `begin` on.
+  /// Returns the partial sums of the elements from `begin` on.
   partial_sums<G, Device> parts(std::int64_t begin) { return sum_.parts().from(begin); }
 
-  /// The exchange over `axes` of what ranks have once the ranks of a group over `done` have exchanged their sums.
+  /// Returns the exchange over `axes`, for the partial sums that remain after the exchange over `done`.
   deterministic_exchange exchange(world& ranks, const axis_list& axes, const axis_list& done,
                                   world::channel purpose = world::channel::layers) const;
 
@@ -101,8 +101,8 @@ PLAIT_COMPILED_TEMPLATE(class gradient_terms<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class gradient_terms<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class gradient_terms<double, cpu>)
 
-/// Gives a layer a deterministic sum of what it adds to `to`, a parameter or an array of several, over `tokens`.
-/// Returns null where the context makes sums in the fastest way.
+/// Gives a layer a deterministic sum over `tokens` of its gradients for `to`, a parameter or an array of several.
+/// Returns null if the context's sums are not deterministic.
 template <class Parameter, compute_device Device>
 auto* terms_of_layer(const context<Device>& ctx, Parameter& to, const layout& tokens, token_grain grain,
                      const std::string& name) {
@@ -129,7 +129,7 @@ namespace detail {
         "bf16; use another precision"});
 }
 
-/// Throws unless the sums are one, of all leaves.
+/// Returns the sum of all leaves. Throws unless it is complete.
 template <class E, class Device>
 const E* complete_sum(const partial_sums<E, Device>& sums, std::int64_t leaves, const std::string& name) {
   if (sums.nodes != roots_of(std::vector<leaf_range>{{0, leaves}}, leaves))
@@ -139,7 +139,7 @@ const E* complete_sum(const partial_sums<E, Device>& sums, std::int64_t leaves, 
   return sums.values[0];
 }
 
-/// The rows of a leaf one after the other: where they are, or in `room`, copied from `stride` bytes a row.
+/// Returns the rows of a leaf as one contiguous array: in place, or copied to `room` from rows `stride` apart.
 template <class T, class Device>
 const T* rows_of_leaf(Device& device, const token_leaves::leaf& leaf, const T* from, std::int64_t width,
                       buffer<Device>& room) {
@@ -156,9 +156,9 @@ const T* rows_of_leaf(Device& device, const token_leaves::leaf& leaf, const T* f
 
 }  // namespace detail
 
-/// Writes the complete gradient of elements from `begin` on of an array, for a parameter outside buckets: the sums of
-/// all `users` over all axes over which `gradient` is partial, and then of the users. Throws where the parameter is not
-/// stored as it is used. Collective over these axes.
+/// Writes the complete gradient of the elements from `begin` on of an array, for a parameter outside buckets. It sums
+/// each of `users` over all axes over which `gradient` is partial, and then adds the users. Throws if the parameter's
+/// stored and used layouts differ. Collective over these axes.
 template <class Precision, compute_device Device>
 void join_terms(const context<Device>& ctx,
                 const std::vector<std::unique_ptr<gradient_terms<Precision, Device>>>& users, std::int64_t begin,

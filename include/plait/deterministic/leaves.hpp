@@ -1,5 +1,5 @@
-// The leaves of deterministic sums: the binary tree over them, and which rows of a rank's arrays each leaf of a sum
-// over tokens has.
+// The leaves of deterministic sums: the binary tree over them, and the rows of a rank's arrays that belong to each leaf
+// of a sum over tokens.
 #pragma once
 
 #include <algorithm>
@@ -24,13 +24,13 @@
 
 namespace plait {
 
-/// Leaves `begin` to `end` - 1.
+/// Leaves [begin, end).
 struct leaf_range {
   std::int64_t begin = 0, end = 0;
   friend constexpr bool operator==(const leaf_range&, const leaf_range&) = default;
 };
 
-/// A partial sum: of leaves index * 2^level to (index + 1) * 2^level - 1, as far as there are.
+/// A partial sum: the sum of the existing leaves from index * 2^level to (index + 1) * 2^level - 1.
 struct tree_node {
   int level = 0;
   std::int64_t index = 0;
@@ -38,9 +38,9 @@ struct tree_node {
   friend constexpr bool operator==(const tree_node&, const tree_node&) = default;
 };
 
-/// The partial sums of a deterministic sum that this rank has. A sum that is inserted joins its neighbour in the tree
-/// as soon as both are here. So the result does not depend on who inserted a sum, or when. Where the number of leaves
-/// is no power of two, the tree is the one over the next power, without the missing leaves.
+/// The partial sums of one deterministic sum on this rank. An inserted sum joins its neighbour in the tree as soon as
+/// both are present. So the result does not depend on the order of insertion. If the number of leaves is not a power of
+/// two, the tree is that of the next power, without the missing leaves.
 template <class Value>
 class leaf_tree {
  public:
@@ -55,13 +55,13 @@ class leaf_tree {
   }
 
   std::int64_t leaves() const { return leaves_; }
-  /// The partial sums, in the order of their first leaves.
+  /// Returns the partial sums, in the order of their first leaves.
   const std::vector<entry>& roots() const { return roots_; }
   std::vector<entry>& roots() { return roots_; }
   bool complete() const { return roots_.size() == 1 && roots_[0].node == tree_node{top_, 0}; }
   void clear() { roots_.clear(); }
 
-  /// The node that `node` joins, where that is here; null otherwise.
+  /// Returns the neighbour of `node` that it joins with, if it is present; else null.
   entry* neighbour(const tree_node& node) {
     const tree_node n = promoted(node);
     if (n.level == top_) return nullptr;
@@ -69,7 +69,8 @@ class leaf_tree {
     return at != roots_.end() && at->node == tree_node{n.level, n.index ^ 1} ? &*at : nullptr;
   }
 
-  /// Inserts a partial sum; add(a, b) adds b, whose leaves come later, to a. Throws where some leaf is here already.
+  /// Inserts a partial sum. add(a, b) must add b, whose leaves come later, to a. Throws if one of the leaves is already
+  /// present.
   template <class Add>
   void insert(tree_node node, Value value, Add&& add) {
     for (;;) {
@@ -94,7 +95,7 @@ class leaf_tree {
     const int level = std::max(a.level, b.level);
     return a.index >> (level - a.level) == b.index >> (level - b.level);
   }
-  /// A node without a neighbour, as all leaves on that side do not exist, is its parent.
+  /// Returns the highest ancestor that equals `node`: a node equals its parent if none of the neighbour's leaves exist.
   tree_node promoted(tree_node n) const {
     while (n.level < top_ && ((n.index ^ 1) << n.level) >= leaves_) n = {n.level + 1, n.index >> 1};
     return n;
@@ -109,7 +110,7 @@ class leaf_tree {
   std::vector<entry> roots_;
 };
 
-/// The partial sums that are left of `nodes`, each with all its neighbours.
+/// Returns the partial sums that remain after all neighbours among `nodes` have joined.
 inline std::vector<tree_node> joined_nodes(std::span<const tree_node> nodes, std::int64_t leaves) {
   leaf_tree<char> tree(leaves);
   for (const tree_node& node : nodes) tree.insert(node, 0, [](char&, char&) {});
@@ -117,7 +118,7 @@ inline std::vector<tree_node> joined_nodes(std::span<const tree_node> nodes, std
   for (const auto& e : tree.roots()) joined.push_back(e.node);
   return joined;
 }
-/// The partial sums that a rank with the leaves of `ranges` ends with.
+/// Returns the partial sums of a rank that has added the leaves of `ranges`.
 inline std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves) {
   std::vector<tree_node> nodes;
   for (const leaf_range& r : ranges)
@@ -125,7 +126,7 @@ inline std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::
   return joined_nodes(nodes, leaves);
 }
 
-/// The layout of the rows alone, of an array whose other dims are those of `features`.
+/// Returns the layout of an array's rows: without the dims of `features`.
 inline layout without_dims(layout a, const layout& features) {
   const auto all = a.dims;
   a.dims = {};
@@ -134,7 +135,7 @@ inline layout without_dims(layout a, const layout& features) {
   return a;
 }
 
-/// The greatest number that divides every rank's part of a dim, and so where each part begins.
+/// Returns the greatest number that divides every rank's part of a dim, and so the begin of each part.
 inline std::int64_t common_part(const dim_placement& p, const mesh_shape& mesh, const dim_sizes& sizes) {
   const std::int64_t ranks = mesh.size(p.axes);
   std::int64_t common = sizes.of(p.dim);
@@ -143,7 +144,7 @@ inline std::int64_t common_part(const dim_placement& p, const mesh_shape& mesh, 
 }
 
 namespace detail {
-/// The end of an error where ranks could share out whole leaves in blocks; empty elsewhere.
+/// Returns the end of an error text if blocks of a dim would give ranks whole leaves; else an empty text.
 inline std::string or_blocks(const dim_placement& p, const mesh_shape& mesh, const dim_sizes& sizes,
                              std::int64_t leaves) {
   const std::int64_t size = sizes.of(p.dim);
@@ -152,17 +153,17 @@ inline std::string or_blocks(const dim_placement& p, const mesh_shape& mesh, con
 }
 }  // namespace detail
 
-/// How fine the leaves of a sum over tokens are. Sums over rows that tensor parallelism shards too, as norms' are under
-/// sequence parallelism, are `fine`: each chunk of the sequence is cut into `deterministic_leaves::features` more.
+/// The size of leaves in a sum over tokens. If tensor parallelism shards the rows too, as for norms under sequence
+/// parallelism, leaves are `fine`. Each chunk of the sequence then has `deterministic_leaves::features` leaves.
 enum class token_grain : std::uint8_t { coarse, fine };
 
-/// The deterministic leaves of rows that lie as [batch, seq] or [batch, zseq]: a chunk of the sequence of a group of
-/// samples of the step. Leaves of one chunk follow each other, so that ranks of data parallelism have neighbours. Rows
-/// of another first dim are samples too, where a step has one microbatch; without a second dim `seq` or `zseq` there is
-/// one chunk. Further dims must be whole on every rank: their rows belong to the leaf of their token.
+/// The deterministic leaves of rows with layout [batch, seq] or [batch, zseq]. A leaf is a chunk of the sequence in a
+/// group of the step's samples. Leaves of one chunk are consecutive, so that data-parallel ranks have neighbours. In a
+/// step with one microbatch, the rows of another first dim count as samples. Without a second dim `seq` or `zseq` there
+/// is one chunk. Further dims must be whole on every rank: their rows belong to the leaf of their token.
 class token_leaves {
  public:
-  /// Neighbouring rows of this rank's array.
+  /// Consecutive rows of this rank's array.
   struct rows {
     std::int64_t first = 0, count = 0;
   };
@@ -177,18 +178,20 @@ class token_leaves {
   };
 
   token_leaves() = default;
-  /// `tokens` has the dims of the rows alone. Throws `plait::error` that names `name` where they have no leaves, and
-  /// where a rank would have parts of leaves.
+  /// `tokens` has only the dims of the rows. Throws `plait::error` that names `name` if the rows have no leaves, or if
+  /// a rank would have a part of a leaf.
   token_leaves(const deterministic_leaves& order, const layout& tokens, const mesh_shape& mesh, const dim_sizes& sizes,
                std::int64_t rank, token_grain grain, std::string name);
 
   std::int64_t leaves() const { return chunks_ * samples_; }
-  /// The leaves of microbatch `index` of `count` in the step, of one chunk of its tokens where the order has several
-  /// (`deterministic_leaves::token_chunks`). Throws where its samples are no whole groups.
+  /// Returns the leaves of microbatch `index` of `count` in the step. If the order splits tokens
+  /// (`deterministic_leaves::token_chunks`), they belong to one chunk of its tokens. Throws if its samples are not
+  /// whole groups.
   std::vector<leaf> of_microbatch(std::int64_t index, std::int64_t count) const;
-  /// The leaves that `rank` has after all microbatches of a step.
+  /// Returns the leaves that `rank` has after all microbatches of a step.
   std::vector<leaf_range> of_step(std::int64_t rank) const;
-  /// Returns the same leaves, of which each rank has after a step those of its whole group over `axes`.
+  /// Returns the same leaves for ranks that exchange them: after a step, each rank has all leaves of its group over
+  /// `axes`.
   token_leaves of_groups(axis_list axes) const {
     token_leaves all = *this;
     all.shared_ = std::move(axes);
@@ -200,13 +203,13 @@ class token_leaves {
     std::int64_t chunk, at;
   };
   std::vector<piece> pieces_of(std::int64_t offset, std::int64_t length) const;
-  /// Those of this rank in a chunk of its tokens, and where they begin there.
+  /// Returns this rank's pieces of the sequence in a chunk of its tokens, and their offsets there.
   std::vector<piece> pieces_in_chunk(std::int64_t chunk) const;
-  /// Throws where the rows have no leaves. Returns whether their second dim is a sequence.
+  /// Throws if the rows have no leaves. Returns whether their second dim is a sequence.
   bool require_leaves() const;
-  /// Throws on every rank alike where one would have a part of a chunk of the sequence.
+  /// Throws on every rank, with one text, if any rank would have a part of a chunk of the sequence.
   void require_whole_chunks() const;
-  /// The sequence's part of a box of the rows: its tokens, and where they begin.
+  /// Returns the number of tokens, and the first token, of a box's part of the sequence.
   std::pair<std::int64_t, std::int64_t> along_sequence(const box& part) const {
     return has_sequence_ ? std::pair{part.offset[1], part.local[1]} : std::pair<std::int64_t, std::int64_t>{0, 1};
   }
@@ -221,18 +224,18 @@ class token_leaves {
   std::int64_t inner_ = 1;                             ///< rows of a token
   std::int64_t chunks_ = 1, samples_ = 1, chunk_ = 1;  ///< chunk_: tokens in a chunk
   std::int64_t batch_ = 1, local_batch_ = 1, first_batch_ = 0, local_tokens_ = 1;
-  std::int64_t unit_ = 1;  ///< of samples: every rank has whole ones
+  std::int64_t unit_ = 1;  ///< samples per unit; every rank has whole units
   std::vector<piece> pieces_;
-  axis_list shared_;  ///< whose ranks have each other's leaves
+  axis_list shared_;  ///< axes whose ranks have each other's leaves
 };
 
-/// The leaves of a dim of features: the greatest number that divides both it and `deterministic_leaves::features`.
+/// Returns the leaves of a feature dim: the greatest common divisor of `size` and `deterministic_leaves::features`.
 inline std::int64_t feature_leaves(const deterministic_leaves& leaves, std::int64_t size) {
   return std::gcd(leaves.features, size);
 }
 
-/// The leaves of each of `ranks` ranks that share out a dim, of `leaves` in all, in order. None where some rank would
-/// have a part of a leaf.
+/// Returns the leaves, `leaves` in total, of each of `ranks` ranks that divide a dim, in order. Returns nothing if some
+/// rank would have a part of a leaf.
 inline std::vector<leaf_range> leaves_of_ranks(const dim_sizes& sizes, dim_id dim, std::int64_t ranks,
                                                std::int64_t leaves) {
   std::vector<leaf_range> all;
@@ -244,8 +247,8 @@ inline std::vector<leaf_range> leaves_of_ranks(const dim_sizes& sizes, dim_id di
   return all;
 }
 
-/// Whether sums over a dim have leaves: the library's dims that tensor parallelism shards, and every dim that `placed`,
-/// the layout of a policy, shards.
+/// Whether sums over a dim have leaves. True for the library's dims that tensor parallelism shards, and for every dim
+/// that `placed`, a policy's layout, shards.
 constexpr bool has_feature_leaves(dim_id dim, const layout& placed) {
   return dim == dim_of<heads> || dim == dim_of<kv_heads> || dim == dim_of<ffn> || dim == dim_of<vocab> ||
          !placed.axes_of(dim).empty();
@@ -378,7 +381,7 @@ PLAIT_INLINE std::vector<leaf_range> token_leaves::of_step(std::int64_t rank) co
 
 namespace detail {
 
-/// Throws for a layer that has deterministic sums, whose leaves depend on the sizes that it was made for.
+/// Throws for a resize of a layer with deterministic sums, because their leaves depend on its original sizes.
 inline void require_resizable(std::string_view layer, bool deterministic) {
   if (deterministic)
     fail({layer,

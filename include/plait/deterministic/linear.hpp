@@ -1,5 +1,5 @@
-// The deterministic sums of linears that share an input: over contracted features, over the features of their outputs
-// for the input's gradient, and over tokens for the weights'.
+// The deterministic sums of linears that share an input: over contracted features, over output features for the input's
+// gradient, and over tokens for the weights' gradients.
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,15 @@
 
 namespace plait::detail {
 
-/// Where the matrices of linears lie. The input is [rows, inner]. Outputs lie side by side as [rows, total], and
-/// weights below each other as [total, inner]. The weight of one linear may also be [inner, total].
+/// The layout in memory of linears' matrices. The input is [rows, inner]. Outputs are side by side as [rows, total],
+/// and weights are stacked as [total, inner]. The weight of a single linear may also be [inner, total].
 struct linear_extents {
   std::int64_t rows = 1, inner = 1, total = 0;
   bool inputs_first = false;
   std::vector<std::int64_t> columns;  ///< of each branch
 };
 
-/// The deterministic stages of linears. Sums are made in the type of arithmetic, and rounded once.
+/// The deterministic stages of linears. Sums are computed in the type of arithmetic, and rounded once.
 template <class Precision, compute_device Device>
 class deterministic_linear {
   using T = activation_of<Precision>;
@@ -37,8 +37,7 @@ class deterministic_linear {
 
  public:
   deterministic_linear() = default;
-  /// `d` is the derivation of the linears. Throws `plait::error` where there is no deterministic order for such
-  /// linears.
+  /// `d` is the derivation of the linears. Throws `plait::error` if no deterministic order exists for them.
   template <class Linears>
   deterministic_linear(const context<Device>& ctx, const Linears& d, const ready_plan& resolve,
                        const ready_plan& spread, linear_extents extents, const std::string& name)
@@ -80,12 +79,12 @@ class deterministic_linear {
   }
 
   explicit operator bool() const { return made_; }
-  /// Whether outputs are sums over features in leaves, which `forward` computes; else a product makes them.
+  /// Whether outputs are sums over leaves of features, which `forward` computes. Otherwise a product computes them.
   bool sums_output() const { return static_cast<bool>(contracted_); }
   bool sums_input_gradient() const { return static_cast<bool>(own_); }
   const token_leaves& tokens() const { return tokens_; }
 
-  /// y = x W', brought to where the output is to be, plus `addend` where that is not null.
+  /// y = x W', redistributed to the output's layout, plus `addend` if that is not null.
   void forward(Device& device, const T* x, const W* w, T* y, const T* addend, std::int64_t size) const {
     const std::int64_t width = x_.inner / contracted_.local_leaves();
     contracted_.template run<A>(
@@ -97,7 +96,7 @@ class deterministic_linear {
         },
         place_of(y, addend), [&](const A* sum) { put(device, sum, y, addend, size); });
   }
-  /// dx = d W, brought to where the input is, plus `addend`.
+  /// dx = d W, redistributed to the input's layout, plus `addend`.
   void backward(Device& device, const T* d, const W* w, T* dx, const T* addend, std::int64_t size) const {
     const bool alone = x_.columns.size() == 1 && x_.columns[0] / own_.local_leaves() <= one_sum;
     own_.template run<A>(
@@ -114,7 +113,7 @@ class deterministic_linear {
         },
         place_of(dx, addend), [&](const A* sum) { put(device, sum, dx, addend, size); });
   }
-  /// Adds d' x of a microbatch to the sums over tokens of all weights.
+  /// Adds d' x of a microbatch to the sums over tokens, for all weights.
   void add_weights(Device& device, gradient_terms<Precision, Device>& terms, std::int64_t index, std::int64_t count,
                    const T* d, const T* x) const {
     terms.add(device, index, count, one_sum, [&](const token_leaves::leaf& leaf, G* out, bool adds) {
@@ -128,7 +127,7 @@ class deterministic_linear {
   }
 
  private:
-  /// Where the complete sum may be written, sparing a copy.
+  /// Returns y if the complete sum may be written there, which saves a copy; else null.
   static A* place_of(T* y, const T* addend) {
     if constexpr (std::is_same_v<A, T>)
       return addend ? nullptr : y;
@@ -145,7 +144,8 @@ class deterministic_linear {
     }
     if (addend) kernels::accumulate(device, addend, y, size);
   }
-  /// Throws unless each rank of `axes` has the same leaves of all `dims`, of which the first has whole ones.
+  /// Throws unless each rank of `axes` has the same leaves of all `dims`. Ranks must have whole leaves of the first
+  /// dim.
   static void require_equal_leaves(const context<Device>& ctx, const std::vector<dim_id>& dims, const axis_list& axes,
                                    std::int64_t leaves, const std::string& name) {
     const std::int64_t ranks = ctx.ranks.shape().size(axes);
@@ -157,7 +157,7 @@ class deterministic_linear {
               with_size(dim), ", and one of ", ranks, " ranks of ", describe(axes), " has others of these; legal are ",
               "blocks of ", ctx.sizes.of(dims[0]) / leaves, " and ", ctx.sizes.of(dim) / leaves, " (dim_sizes::set)"});
   }
-  /// The first dim of a weight that is, or is not, its output's.
+  /// Returns the first dim of a weight that is (or is not) a dim of its output.
   static dim_id leading(const layout& weight, const layout& output, bool own) {
     for (const dim_placement& p : weight.dims)
       if (output.has(p.dim) == own) return p.dim;

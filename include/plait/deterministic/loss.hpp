@@ -1,4 +1,5 @@
-// The deterministic sums of a cross-entropy: of the softmax over leaves of the vocabulary, and of losses over tokens.
+// The deterministic sums of a cross-entropy: the softmax's sum over leaves of the vocabulary, and the sum of losses
+// over tokens.
 #pragma once
 
 #include <cmath>
@@ -24,17 +25,18 @@ namespace plait::detail {
 template <class T, class S, compute_device Device>
 class deterministic_loss {
  public:
-  /// `logits` is their layout, whose last dim is the vocabulary. Throws `plait::error` as `feature_sum` does.
+  /// `logits` is the layout of the logits, whose last dim is the vocabulary. Throws `plait::error` as `feature_sum`
+  /// does.
   deterministic_loss(const context<Device>& ctx, const layout& logits, const std::string& name);
 
-  /// The statistics of the softmax of `rows` rows, relative to the maximum of all. `group` has the other columns, null
-  /// if there are none.
+  /// Computes the softmax statistics of `rows` rows, relative to the maximum over all columns. `group` has the ranks
+  /// with the other columns; null if there are none.
   template <std::integral Id>
   void make_statistics(Device& device, const T* logits, const Id* labels, S* local_max, S* global_max, S* sums,
                        S* sum_logits, std::int64_t rows, const kernels::vocabulary_range& range,
                        const kernels::cross_entropy_settings& settings, any_communicator* group) const;
-  /// Adds up losses that are rounded to multiples of one number. The number is small enough that no more digits are
-  /// lost than the sum has. It is large enough that a step's sum is exact for means up to 64: then no order matters.
+  /// Adds losses that are rounded to multiples of one number. It is so small that rounding loses no more digits than
+  /// the sum would. It is so large that a step's sum is exact for means up to 64, in any order.
   void add_losses(const microbatch<Device>& mb, const S* losses, std::int64_t rows, double* total) const {
     if constexpr (has_deterministic_products<Device>) {
       const double quantum = std::ldexp(1.0, std::ilogb(static_cast<double>(all_rows_ * mb.count)) + 1 + 6 - 53);

@@ -1,5 +1,5 @@
-// Sums in deterministic order: leaves that are added on a rank as they come, and parts of them that ranks exchange. Its
-// users define how many leaves a sum has, and whose they are: deterministic/leaves.hpp, deterministic/feature_sum.hpp.
+// Sums in deterministic order: leaves that a rank adds as they arrive, and partial sums that ranks exchange.
+// deterministic/leaves.hpp and deterministic/feature_sum.hpp define the leaves of a sum.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +18,14 @@
 
 namespace plait {
 
-/// Partial sums of one deterministic sum, each of equally many elements, and the memory that they lie in.
+/// The partial sums of one deterministic sum, all with equal numbers of elements, and their memory.
 template <class E, compute_device Device>
 struct partial_sums {
   std::vector<tree_node> nodes;
   std::vector<E*> values;
   std::vector<buffer<Device>> memory;
 
-  /// Views of a part of each, from `begin` on, in this memory.
+  /// Returns views of the elements from `begin` on of each partial sum, in this memory.
   partial_sums from(std::int64_t begin) const {
     partial_sums part{nodes, values, {}};
     for (E*& v : part.values) v += begin;
@@ -33,7 +33,7 @@ struct partial_sums {
   }
 };
 
-/// The leaves of a sum that one rank has so far, joined as far as they are neighbours. E is the type of the sum.
+/// One rank's leaves of a sum, joined where they are neighbours. E is the type of the sum.
 template <class E, compute_device Device>
 class deterministic_sum {
  public:
@@ -45,8 +45,8 @@ class deterministic_sum {
   bool empty() const { return tree_.roots().empty(); }
   void clear() { tree_.clear(); }
 
-  /// Calls write(E* leaf, bool adds), which writes all terms of this leaf, or, where `adds` is set, adds their complete
-  /// sum to what is there: that is the leaf's neighbour, which spares a pass. `write` is never asked to add unless
+  /// Calls write(E* leaf, bool adds). It must write all terms of this leaf, or, if `adds` is set, add their complete
+  /// sum to the memory's contents. These are then the leaf's neighbour, which saves a pass. `adds` is never set unless
   /// `may_add`.
   void add(Device& device, std::int64_t leaf, bool may_add, function_ref<void(E*, bool)> write) {
     auto* const other = may_add ? tree_.neighbour({0, leaf}) : nullptr;
@@ -57,10 +57,10 @@ class deterministic_sum {
     insert(device, leaf, std::move(mine), adds);
   }
 
-  /// Adds a leaf that has terms in some rows of `width` elements alone, such as a table's gradient: `write(E* leaf)`
-  /// adds to zeros, and returns the numbers of these rows, in order, each once. Other rows are zeros, which are not
-  /// added: a sum that begins at +0 is never -0, so that the bits are equal. Memory of joined leaves is kept for the
-  /// next ones until `release_rows`.
+  /// Adds a leaf that has terms in only some rows of `width` elements, such as a table's gradient. `write(E* leaf)`
+  /// must add the terms to zeros, and return the indices of these rows, ascending and unique. Other rows are zeros,
+  /// which are not added. A sum that begins at +0 is never -0, so the bits are equal. Memory of joined leaves is reused
+  /// until `release_rows`.
   void add_rows(Device& device, std::int64_t leaf, std::int64_t width,
                 function_ref<std::vector<std::int64_t>(E*)> write) {
     terms mine;
@@ -77,7 +77,7 @@ class deterministic_sum {
 
   void release_rows() { zeros_.clear(); }
 
-  /// The partial sums, which stay here.
+  /// Returns the partial sums, which remain in this object's memory.
   partial_sums<E, Device> parts() {
     partial_sums<E, Device> all;
     for (auto& e : tree_.roots()) all.nodes.push_back(e.node), all.values.push_back(e.value.memory.template data<E>());
@@ -87,10 +87,10 @@ class deterministic_sum {
  private:
   struct terms {
     buffer<Device> memory;
-    std::vector<std::int64_t> rows;  ///< of leaves that have terms in some rows alone
+    std::vector<std::int64_t> rows;  ///< of leaves with terms in only some rows
   };
 
-  /// `added`: whether the leaf was added to its neighbour already: what their sum joins is added as usual.
+  /// `added`: whether the leaf was already added to its neighbour. The result then joins further sums as usual.
   void insert(Device& device, std::int64_t leaf, terms mine, bool added) {
     tree_.insert({0, leaf}, std::move(mine), [&](terms& a, terms& b) {
       if (!std::exchange(added, false)) return join_all(device, a, b);
@@ -101,7 +101,7 @@ class deterministic_sum {
     kernels::accumulate(device, static_cast<const E*>(b.memory.template data<E>()), a.memory.template data<E>(),
                         elements_);
   }
-  /// b's memory is zeros then, for the next leaf.
+  /// Adds b to a. Afterwards b's memory has zeros, for the next leaf.
   void join_rows(Device& device, std::int64_t width, terms& a, terms& b) {
     E *const to = a.memory.template data<E>(), *const from = b.memory.template data<E>();
     for (const std::int64_t row : b.rows) {
@@ -117,7 +117,7 @@ class deterministic_sum {
 
   std::int64_t elements_ = 0;
   leaf_tree<terms> tree_{1};
-  std::vector<buffer<Device>> zeros_;  ///< for leaves of rows
+  std::vector<buffer<Device>> zeros_;  ///< memory for leaves of rows
 };
 
 }  // namespace plait

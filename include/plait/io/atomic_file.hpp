@@ -1,4 +1,4 @@
-// Files and folders that appear whole or not at all, and a file that several ranks write by offset.
+// Files and folders that appear whole or not at all, and a file that several ranks write at offsets.
 #pragma once
 
 #include <fcntl.h>
@@ -26,14 +26,14 @@
 namespace plait {
 
 /// A file that appears under its name complete, or not at all. Bytes go to a temporary file in the target's folder,
-/// which `commit` syncs and renames over the target. Destroyed before `commit`, it leaves no trace.
+/// which `commit` syncs and renames over the target. If destroyed before `commit`, it removes the temporary file.
 ///
-/// A target that exists and is no regular file (`/dev/stdout`, a pipe) is written in place, since a rename would
-/// replace the device itself. A symbolic link is followed: the file it names is replaced and the link stays.
+/// An existing target that is not a regular file (`/dev/stdout`, a pipe) is written in place, since a rename would
+/// replace the device itself. A symbolic link is followed: its file is replaced, and the link stays.
 class atomic_file {
  public:
-  /// `field` is what the user set to name this file; every error text starts with it. Throws `error` when the path is a
-  /// folder, its folder does not exist or is not writable.
+  /// `field` is the setting that names this file; every error text starts with it. Throws `error` if the path is a
+  /// folder, or if its folder does not exist or is not writable.
   atomic_file(const std::string& path, std::string field) : field_(std::move(field)), path_(path) {
     if (path_.empty()) fail({field_, ": the name of the file to write is empty"});
     struct stat status {};
@@ -44,7 +44,7 @@ class atomic_file {
     } else {
       if (exists) follow_link();
       static std::atomic<unsigned> count{0};
-      do {  // a killed process with an equal id, as in a container, may have left this name
+      do {  // a killed process with an equal id (as in a container) may have left this name
         temporary_ = cat({path_, ".tmp-", ::getpid(), "-", count++});
         descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
       } while (descriptor_ < 0 && errno == EEXIST);
@@ -69,7 +69,7 @@ class atomic_file {
   }
   void write(std::string_view text) { write(text.data(), text.size()); }
 
-  /// Makes the file visible under its name. At most once, and no `write` after it.
+  /// Makes the file visible under its name. Call it at most once; no `write` may follow.
   void commit() {
     if (!temporary_.empty() && ::fsync(descriptor_) != 0) fail_with("cannot sync");
     const int closed = ::close(std::exchange(descriptor_, -1));
@@ -103,7 +103,7 @@ class atomic_file {
   int descriptor_ = -1;
 };
 
-/// Writes `contents` to `path` in one step: readers see the old file or the new one, never a part. Errors as
+/// Writes `contents` to `path` in one step: readers see the old file or the new one, never a part. Throws as
 /// `atomic_file`.
 inline void write_file_atomically(const std::string& path, std::string_view contents, const std::string& field) {
   atomic_file file(path, field);
@@ -111,11 +111,11 @@ inline void write_file_atomically(const std::string& path, std::string_view cont
   file.commit();
 }
 
-/// A file of a known size that several ranks write by offset at once. `field` is what the user set to name it; every
+/// A file of a known size that several ranks write concurrently at offsets. `field` is the setting that names it; every
 /// error text starts with it.
 class file_of_parts {
  public:
-  /// Makes `path` with `bytes` bytes, on one rank. Throws `error` where it is there already or the disk is too full.
+  /// Makes `path` with `bytes` bytes; one rank calls it. Throws `error` if the path exists or the disk is full.
   static file_of_parts create(const std::string& path, std::uint64_t bytes, const std::string& field) {
     file_of_parts file(path, O_RDWR | O_CREAT | O_EXCL, field);
     int why = bytes == 0 ? 0 : EINTR;
@@ -123,7 +123,7 @@ class file_of_parts {
     if (why != 0) fail({field, ": cannot make '", path, "' with ", bytes, " bytes: ", std::strerror(why)});
     return file;
   }
-  /// Opens what another rank has made.
+  /// Opens the file that another rank has made.
   static file_of_parts open(const std::string& path, const std::string& field) {
     return file_of_parts(path, O_WRONLY, field);
   }
@@ -131,7 +131,7 @@ class file_of_parts {
   void write(std::uint64_t offset, const void* data, std::size_t bytes) {
     naming_field(field_, [&] { file_->write(offset, {static_cast<const std::byte*>(data), bytes}); });
   }
-  /// Brings what this rank has written to the disk. At most once, and no `write` after it.
+  /// Syncs this rank's bytes and closes the file. Call it at most once; no `write` may follow.
   void close() {
     naming_field(field_, [&] { file_->sync(); });
     file_.reset();
@@ -146,28 +146,29 @@ class file_of_parts {
   std::unique_ptr<detail::posix_file> file_;
 };
 
-/// A new folder: files go into `temporary()`, in the parent of the new folder, and `commit` renames that. Destroyed
-/// before `commit`, it leaves no trace. Where `commit` cannot rename it, it stays under the name that the error has.
+/// A new folder: files go into `temporary()`, in the parent of the new folder, and `commit` renames that. If destroyed
+/// before `commit`, it removes the temporary folder. If `commit` cannot rename it, it keeps the name that the error
+/// gives.
 class atomic_folder {
  public:
-  /// `field` is what the user set to name this folder; every error text starts with it. Throws `error` where the name
-  /// exists, unless it is an empty folder that can be replaced, or a link to one. It also throws where its parent
-  /// folder does not exist or is not writable.
+  /// `field` is the setting that names this folder; every error text starts with it. Throws `error` if the name exists,
+  /// unless it is an empty folder that can be replaced, or a link to one. It also throws if its parent folder does not
+  /// exist or is not writable.
   atomic_folder(const std::string& path, std::string field) : field_(std::move(field)), path_(normal(path)) {
     if (path_.empty()) fail({field_, ": the name of the folder to write is empty"});
     const std::filesystem::path name = std::filesystem::path(path_).filename();
     std::error_code error;
-    // A rename would take the folder away from under this process.
+    // A rename would replace this process's current folder.
     if (name == "." || name == ".." || std::filesystem::equivalent(path_, ".", error))
       fail({field_, ": '", path, "' is the folder that this runs in, or one above it; name a new one"});
     if (is_taken()) fail({field_, taken_text()});
-    if (std::filesystem::is_symlink(path_, error)) {  // a rename would meet the link, not the folder
+    if (std::filesystem::is_symlink(path_, error)) {  // a rename would replace the link, not the folder
       path_ = std::filesystem::canonical(path_, error).string();
       if (error) fail({field_, ": cannot follow the link '", path, "': ", error.message()});
     }
     make_temporary();
     if (!std::filesystem::exists(path_, error)) return;
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0) {  // tried here, and not first when all is written
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) {  // a trial rename, before the files are written
       const int why = errno;
       std::filesystem::remove(temporary_, error);
       fail({field_, ": the folder '", path_, "' cannot be replaced, as where something is mounted on it: ",
@@ -184,7 +185,7 @@ class atomic_folder {
 
   const std::string& temporary() const { return temporary_; }
 
-  /// Makes the folder visible under its name, once its files are on the disk. At most once.
+  /// Makes the folder visible under its name. Its files must be synced. Call it at most once.
   void commit() {
     naming_field(field_, [&] { machine_files().sync_directory(temporary_); });
     const bool taken = is_taken();
@@ -202,7 +203,7 @@ class atomic_folder {
     const std::filesystem::path plain = std::filesystem::path(path).lexically_normal();
     return (plain.has_filename() ? plain : plain.parent_path()).string();
   }
-  /// Whether there is something under the name but an empty folder.
+  /// Whether the name exists and is not an empty folder.
   bool is_taken() const {
     std::error_code ignored;
     const bool empty_folder =
@@ -215,7 +216,7 @@ class atomic_folder {
   void make_temporary() {
     static std::atomic<unsigned> count{0};
     std::error_code error;
-    do {  // ranks on other machines, and runs that were killed, may have had this process's number
+    do {  // ranks on other machines, and killed runs, may have used this process id
       temporary_ = cat({path_, ".tmp-", ::getpid(), "-", count++});
     } while (!std::filesystem::create_directory(temporary_, error) && !error);
     if (error) fail({field_, ": cannot make the folder '", path_, "': ", error.message()});

@@ -1,4 +1,4 @@
-// Large host memory without values, for bytes on their way to a file or from one, and the copy of such bytes.
+// Large uninitialised host memory for bytes that are read from or written to files, and a fast copy of such bytes.
 #pragma once
 
 #include <sys/mman.h>
@@ -19,23 +19,22 @@
 
 namespace plait {
 
-/// Where host memory of a special kind comes from, such as the pinned memory that a GPU copies to. Both may be called
-/// by any thread.
+/// Functions that allocate a special kind of host memory, such as pinned memory. Any thread may call them.
 struct host_memory {
-  std::byte* (*allocate)(std::size_t bytes) = nullptr;  ///< throws where there is none
+  std::byte* (*allocate)(std::size_t bytes) = nullptr;  ///< throws if memory is exhausted
   void (*release)(std::byte* memory) = nullptr;
 };
 
-/// Host memory that grows. It begins on a multiple of 4096 bytes, or of 2 MiB if it is large, so that the system can
-/// use large pages. Its bytes have no values until they are written.
+/// Uninitialised host memory that grows. It is aligned to 4096 bytes, or to 2 MiB if it is large, so that the system
+/// can use large pages.
 class byte_buffer {
  public:
   byte_buffer() = default;
   explicit byte_buffer(std::size_t bytes) { grow(bytes); }
 
-  /// Makes it at least so large; what was in it is lost if it is larger than before.
+  /// Grows to at least `bytes` bytes. Growing loses the contents.
   void grow(std::size_t bytes) { grow(bytes, {}); }
-  /// As `grow`, with memory from elsewhere, on whatever boundary that has.
+  /// As `grow`, with memory from the given functions and with their alignment.
   void grow(std::size_t bytes, const host_memory& from) {
     if (bytes == 0 || (bytes <= size_ && from.release == memory_.get_deleter().elsewhere)) return;
     memory_.reset();
@@ -65,8 +64,8 @@ class byte_buffer {
   static constexpr std::size_t large = std::size_t{2} << 20;
 
   struct release {
-    void (*elsewhere)(std::byte*);  ///< null: the memory is a mapping, or of std::aligned_alloc
-    std::size_t mapped;             ///< bytes of it that are a mapping
+    void (*elsewhere)(std::byte*);  ///< releases special memory; null: a mapping, or from std::aligned_alloc
+    std::size_t mapped;             ///< bytes that are mapped
     void operator()(std::byte* memory) const {
       if (elsewhere != nullptr)
         elsewhere(memory);
@@ -76,8 +75,8 @@ class byte_buffer {
         std::free(memory);
     }
   };
-  /// Memory of a mapping of its own. The heap would give memory with small pages, which small objects have used. A disk
-  /// takes 256 pages at once, so it would read a megabyte where it could read many.
+  /// Allocates memory by a separate mapping. Heap memory may consist of scattered small pages. A disk transfers at most
+  /// 256 pages at once, so it would read a megabyte where it could read much more.
   void map(std::size_t bytes) {
     void* const all = ::mmap(nullptr, bytes + large, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED) throw std::bad_alloc();
@@ -95,10 +94,10 @@ class byte_buffer {
   std::size_t size_ = 0;
 };
 
-/// Copies `bytes` bytes between ranges that do not overlap. Many of them are written past the processor's cache. It
-/// would read every line of the destination before the write, which is a third of the traffic. Its speed does not
-/// depend on the distance of the ranges. At 16 bytes more than a multiple of a page, std::memcpy takes five times as
-/// long on an AMD EPYC.
+/// Copies `bytes` bytes between ranges that do not overlap. Large copies bypass the processor's cache. A write through
+/// the cache first reads every line of the destination, which is a third of the traffic. The speed does not depend on
+/// the distance of the ranges. If it is 16 bytes more than a multiple of a page, std::memcpy takes five times as long
+/// on an AMD EPYC.
 inline void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) {
 #if defined(__x86_64__)
   constexpr std::size_t line = 64, many = std::size_t{64} << 10;
@@ -116,7 +115,7 @@ inline void copy_past_cache(std::byte* to, const std::byte* from, std::size_t by
       _mm_stream_si128(out + 2, c);
       _mm_stream_si128(out + 3, d);
     }
-    _mm_sfence();  // before another thread learns that they are there
+    _mm_sfence();  // completes the writes before other threads are notified
     from += at, to += at, bytes -= at;
   }
 #endif

@@ -1,5 +1,5 @@
-// CRC-32C (Castagnoli) of bytes, by which checkpoints check their boxes. It finds damage, not malice, and is no key:
-// core/text.hpp has one. Published vectors: RFC 3720, B.4.
+// CRC-32C (Castagnoli) of bytes, the checksum of boxes in checkpoints. It detects damage but not manipulation;
+// core/text.hpp has the hash for keys. Published vectors: RFC 3720, B.4.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@ namespace plait {
 
 namespace detail {
 
-// Polynomials over GF(2) of degree below 32, bit 31 the coefficient of x^0, as CRCs that are fed from their low end
-// have them. A CRC's state after n zero bytes is the state before times x^(8n), modulo the polynomial of Castagnoli.
+// Polynomials over GF(2) of degree below 32. Bit 31 is the coefficient of x^0, as in CRCs that process the lowest bit
+// first. n zero bytes multiply a CRC's state by x^(8n), modulo the Castagnoli polynomial.
 inline constexpr std::uint32_t crc32c_polynomial = 0x82f63b78;
 
 constexpr std::uint32_t crc32c_times_x(std::uint32_t a) { return (a >> 1) ^ ((a & 1) != 0 ? crc32c_polynomial : 0); }
@@ -27,7 +27,7 @@ constexpr std::uint32_t crc32c_multiply(std::uint32_t a, std::uint32_t b) {
   return product;
 }
 
-/// x^(8 bytes), by squaring.
+/// Returns x^(8 bytes), by repeated squaring.
 constexpr std::uint32_t crc32c_power(std::uint64_t bytes) {
   std::uint32_t square = 0x00800000, power = 0x80000000;  // x^8 and 1
   for (; bytes != 0; bytes >>= 1, square = crc32c_multiply(square, square)) {
@@ -36,14 +36,14 @@ constexpr std::uint32_t crc32c_power(std::uint64_t bytes) {
   return power;
 }
 
-/// A product with one constant is the sum of four table entries, one for each byte of the other factor.
+/// Multiplies by a constant, as the sum of four table entries: one for each byte of the other factor.
 struct crc32c_shift {
   std::array<std::array<std::uint32_t, 256>, 4> table{};
 
   constexpr explicit crc32c_shift(std::uint64_t bytes) {
     const std::uint32_t power = crc32c_power(bytes);
     for (unsigned byte = 0; byte < 4; ++byte) {
-      for (unsigned i = 1; i < 256; ++i) {  // linear: the lowest bit, and the rest, which stands already
+      for (unsigned i = 1; i < 256; ++i) {  // entries are linear: the lowest bit's plus the rest's
         const unsigned rest = i & (i - 1), bit = i ^ rest;
         table[byte][i] = rest == 0 ? crc32c_multiply(bit << 8 * byte, power) : table[byte][rest] ^ table[byte][bit];
       }
@@ -74,7 +74,7 @@ inline std::uint64_t load_word(const std::byte* at) {
   return word;
 }
 
-/// The state after `bytes`, on any little-endian machine: eight bytes at a time.
+/// Returns the state after `bytes`, on any little-endian machine, with eight bytes at a time.
 inline std::uint32_t crc32c_by_tables(std::uint32_t state, std::span<const std::byte> bytes) {
   static_assert(std::endian::native == std::endian::little);
   const auto& t = crc32c_tables;
@@ -89,7 +89,8 @@ inline std::uint32_t crc32c_by_tables(std::uint32_t state, std::span<const std::
 
 #if defined(__x86_64__)
 
-/// Three streams of `Stream` bytes at a time: the instruction takes three cycles, and one can start in each.
+/// Processes three streams of `Stream` bytes at a time, because the instruction takes three cycles and one can start in
+/// each.
 template <std::size_t Stream>
 __attribute__((target("sse4.2"))) std::uint32_t crc32c_streams(std::uint32_t state, std::span<const std::byte>& bytes) {
   static constexpr crc32c_shift shift(Stream);
@@ -106,7 +107,7 @@ __attribute__((target("sse4.2"))) std::uint32_t crc32c_streams(std::uint32_t sta
   return state;
 }
 
-/// The state after `bytes` by the instruction of SSE4.2, which the machine must have.
+/// Returns the state after `bytes`, by the CRC instruction of SSE4.2. The processor must have it.
 __attribute__((target("sse4.2"))) inline std::uint32_t crc32c_by_instruction(std::uint32_t state,
                                                                              std::span<const std::byte> bytes) {
   state = crc32c_streams<4096>(state, bytes);
@@ -130,7 +131,7 @@ inline bool crc32c_has_instruction() { return false; }
 
 }  // namespace detail
 
-/// Returns the CRC-32C of `bytes`. Where `before` is the checksum of some bytes, returns the CRC-32C of these bytes
+/// Returns the CRC-32C of `bytes`. If `before` is the checksum of earlier bytes, returns the CRC-32C of those bytes
 /// followed by `bytes`.
 inline std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0) {
   static const bool instruction = detail::crc32c_has_instruction();

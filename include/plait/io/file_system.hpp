@@ -1,5 +1,5 @@
-// The few operations on files that saving and loading need, as an abstract class, so that tests can crash between any
-// two of them. The machine's files: io/posix_file_system.hpp.
+// The file operations that saves and loads need, as an abstract class, so that tests can simulate a crash between any
+// two of them. io/posix_file_system.hpp implements it for the machine's files.
 #pragma once
 
 #include <algorithm>
@@ -20,12 +20,13 @@
 
 namespace plait {
 
-/// Throws the `error` of an operation on a file: "cannot sync '/a/b': Input/output error".
+/// Throws the `error` of a file operation, such as "cannot sync '/a/b': Input/output error".
 [[noreturn]] inline void fail_file(std::string_view operation, const std::string& path, int system_error) {
   fail({"cannot ", operation, " '", path, "': ", std::strerror(system_error)});
 }
 
-/// Does `work` for a file that the setting `field` names; the text of an `error` that it throws begins with `field`.
+/// Calls `work` for a file that the setting `field` names. The text of an `error` from it gets `field` as its
+/// beginning.
 template <class Work>
 auto naming_field(const std::string& field, Work&& work) {
   try {
@@ -35,13 +36,13 @@ auto naming_field(const std::string& field, Work&& work) {
   }
 }
 
-/// An open file. `write` and `read` may be called from several threads at once, for ranges that do not overlap; one
-/// thread at a time begins writes. Destroyed, it is closed; what was not synced then may be lost.
+/// An open file. Several threads may call `write` and `read` at once, for ranges that do not overlap. Only one thread
+/// at a time may start writes. The destructor closes the file; bytes that were not synced may be lost.
 class open_file {
  public:
   virtual ~open_file() = default;
 
-  /// Writes all of `bytes` from `offset` on, however many calls of the system that takes.
+  /// Writes all of `bytes` at `offset`, in as many system calls as necessary.
   void write(std::uint64_t offset, std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const std::size_t written = write_some(offset, bytes);
@@ -50,12 +51,12 @@ class open_file {
       bytes = bytes.subspan(written);
     }
   }
-  /// Begins to write all of `bytes`, which must stay as they are until `finish_writes`, `sync` or the destructor has
-  /// returned. The system may write them in the background. A failure is thrown by one of the next calls.
+  /// Starts to write all of `bytes`, which must not change until `finish_writes`, `sync` or the destructor has
+  /// returned. The system may write them in the background. One of the next calls throws the error of a failed write.
   virtual void start_write(std::uint64_t offset, std::span<const std::byte> bytes) { write(offset, bytes); }
-  /// Returns when no write is under way.
+  /// Waits for all started writes.
   virtual void finish_writes() {}
-  /// Fills `bytes` from `offset` on; throws `error` where the file ends before.
+  /// Fills `bytes` from `offset` on. Throws `error` if the file ends before.
   void read(std::uint64_t offset, std::span<std::byte> bytes) const {
     const std::uint64_t end = offset + bytes.size();
     while (!bytes.empty()) {
@@ -68,8 +69,8 @@ class open_file {
   }
   /// Returns the length of the file in bytes.
   virtual std::uint64_t size() const = 0;
-  /// Returns when all that was written, or begun, is on the disk. A sync that failed may have lost data that a second
-  /// would call safe, so every call after it throws.
+  /// Returns when all written bytes are on the disk, including those of started writes. After a failed sync every call
+  /// throws, because data may be lost although a second sync succeeds.
   void sync() {
     if (sync_failed_) fail({"cannot sync '", path_, "': a sync of it failed before, and what it held may be lost"});
     sync_failed_ = true;
@@ -77,7 +78,7 @@ class open_file {
     sync_once();
     sync_failed_ = false;
   }
-  /// Returns the system's descriptor, for io_uring and its like; -1 if there is none.
+  /// Returns the system's file descriptor, for interfaces such as io_uring; -1 if there is none.
   virtual int descriptor() const { return -1; }
   const std::string& path() const { return path_; }
 
@@ -86,9 +87,9 @@ class open_file {
   open_file(const open_file&) = delete;
   open_file& operator=(const open_file&) = delete;
 
-  /// Writes some bytes, at least one, and returns how many; throws with `fail_file`.
+  /// Writes at least one byte, and returns how many it has written. Throws with `fail_file`.
   virtual std::size_t write_some(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
-  /// Reads some bytes and returns how many, none at the end of the file; throws with `fail_file`.
+  /// Reads some bytes, and returns how many; 0 at the end of the file. Throws with `fail_file`.
   virtual std::size_t read_some(std::uint64_t offset, std::span<std::byte> bytes) const = 0;
   virtual void sync_once() = 0;
 
@@ -97,7 +98,7 @@ class open_file {
   bool sync_failed_ = false;
 };
 
-/// Held as long as no other writer may use a directory; released when destroyed, or when the process ends.
+/// A lock that excludes other writers of a directory. It is released when destroyed, or when the process ends.
 class directory_lock {
  public:
   virtual ~directory_lock() = default;
@@ -111,39 +112,39 @@ struct directory_entry {
   friend bool operator==(const directory_entry&, const directory_entry&) = default;
 };
 
-/// Every operation either succeeds or throws `error` naming the operation, the path and the system's reason. Nothing is
-/// on the disk before it is synced: the bytes of a file by `open_file::sync`, its name by `sync_directory` of its
-/// directory.
+/// Every operation succeeds, or throws `error` with the operation, the path and the system's reason. Only a sync
+/// guarantees that changes are on the disk: `open_file::sync` for the bytes of a file, `sync_directory` of its
+/// directory for its name.
 class file_system {
  public:
   virtual ~file_system() = default;
 
-  /// Creates a file to write and read; it must not exist.
+  /// Creates a file for writing and reading; it must not exist.
   virtual std::unique_ptr<open_file> create(const std::string& path) = 0;
-  /// Opens a regular file to read.
+  /// Opens a regular file for reading.
   virtual std::unique_ptr<open_file> open(const std::string& path) = 0;
-  /// Returns what has this name (a symbolic link is followed), or nothing if there is nothing.
+  /// Returns the kind of file at this path (following symbolic links), or nothing if it does not exist.
   virtual std::optional<file_kind> kind_of(const std::string& path) = 0;
-  /// Returns the name that a path has without symbolic links, "." and "..": where there are none, the path itself.
+  /// Returns the path without symbolic links, "." and "..". A file system without links returns the path itself.
   virtual std::string resolved(const std::string& path) { return path; }
   /// Returns the entries of a directory, sorted by name, without "." and "..".
   virtual std::vector<directory_entry> list(const std::string& path) = 0;
-  /// Makes a directory, which must not exist, in one that does.
+  /// Makes a directory, which must not exist; its parent must.
   virtual void make_directory(const std::string& path) = 0;
-  /// Gives a file or directory another name on its disk, in one step. A file replaces another; a directory replaces
+  /// Renames a file or directory within its disk, atomically. A file replaces an existing file; a directory replaces
   /// only an empty one.
   virtual void rename(const std::string& from, const std::string& to) = 0;
   virtual void remove_file(const std::string& path) = 0;
   /// Removes an empty directory.
   virtual void remove_directory(const std::string& path) = 0;
-  /// Returns when the names in a directory are on the disk.
+  /// Returns when the names of a directory's entries are on the disk.
   virtual void sync_directory(const std::string& path) = 0;
-  /// Takes the one lock of a directory by a file `.lock` in it; throws `error` at once if another writer has it.
+  /// Locks a directory by a file `.lock` in it. Throws `error` at once if another writer has locked it.
   virtual std::unique_ptr<directory_lock> lock_directory(const std::string& path) = 0;
 };
 
-/// Returns the bytes of a whole file. Throws `error` for one of more than `most` bytes: a manifest of a million boxes
-/// has a tenth of them.
+/// Returns the bytes of a whole file. Throws `error` if it has more than `most` bytes; a manifest of a million boxes
+/// has a tenth of the default.
 inline std::string read_whole(file_system& files, const std::string& path,
                               std::uint64_t most = std::uint64_t{1} << 30) {
   const auto file = files.open(path);
@@ -155,8 +156,8 @@ inline std::string read_whole(file_system& files, const std::string& path,
   return text;
 }
 
-/// Puts a file under its name in one step: it is written and synced as `name`.tmp and renamed, and the directory is
-/// synced. A writer that died may have left a `name`.tmp. For the one writer of a directory.
+/// Writes a file atomically: writes and syncs `name`.tmp, renames it to `name`, and syncs the directory. It replaces a
+/// `name`.tmp that a dead writer has left. Only for the single writer of a directory.
 inline void write_whole(file_system& files, const std::string& directory, const std::string& name,
                         std::string_view contents) {
   const std::string path = directory + "/" + name, temporary = path + ".tmp";
@@ -170,25 +171,26 @@ inline void write_whole(file_system& files, const std::string& directory, const 
   files.sync_directory(directory);
 }
 
-/// Removes a file, or a directory with all that is in it. A symbolic link is removed, not followed.
+/// Removes a file, or a directory with its contents. A symbolic link is removed, not followed.
 inline void remove_all(file_system& files, const std::string& path, file_kind kind) {
   if (kind != file_kind::directory) return files.remove_file(path);
   for (const directory_entry& entry : files.list(path)) remove_all(files, path + "/" + entry.name, entry.kind);
   files.remove_directory(path);
 }
 
-/// Used by one thread at a time.
+/// A cache of open files, for one thread at a time.
 class open_files {
  public:
-  /// Most files that are open at once.
+  /// The most files that it keeps open.
   static constexpr std::size_t most = 64;
 
   open_files(file_system& files, std::vector<std::string> paths)
       : files_(files), paths_(std::move(paths)), open_(paths_.size()) {}
 
-  /// Returns the i-th file, which stays open until `most` others have been asked for. Throws as `file_system::open`.
+  /// Returns the i-th file, which stays open until `most` other files have been requested. Throws as
+  /// `file_system::open`.
   const open_file& at(std::size_t i) { return *hold(i); }
-  /// Returns the i-th file, which stays open as long as a handle to it lives. Other threads may read from it.
+  /// Returns the i-th file, which stays open as long as the result lives. Other threads may read from it.
   std::shared_ptr<const open_file> hold(std::size_t i) {
     if (open_[i]) return open_[i];
     open_[i] = files_.open(paths_[i]);
@@ -204,7 +206,7 @@ class open_files {
   file_system& files_;
   std::vector<std::string> paths_;
   std::vector<std::shared_ptr<const open_file>> open_;
-  std::deque<std::size_t> order_;  ///< of those that are open, the oldest first
+  std::deque<std::size_t> order_;  ///< the open files, oldest first
 };
 
 }  // namespace plait

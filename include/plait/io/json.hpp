@@ -1,4 +1,4 @@
-// JSON without a tree: strings, numbers and objects are written, and a text is read value by value. UTF-8 is checked.
+// JSON without a tree: writes strings, numbers and objects, and reads a text value by value. UTF-8 is checked.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,8 @@
 
 namespace plait {
 
-/// Number of bytes of the well-formed UTF-8 sequence at the start of `text` (Unicode, table 3-7), 0 if there is none.
+/// Returns the length of the well-formed UTF-8 sequence at the start of `text` (Unicode, table 3-7), or 0 if there is
+/// none.
 inline std::size_t utf8_length(std::string_view text) {
   const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   const auto follows = [&](std::size_t i) { return byte(i) >= 0x80 && byte(i) <= 0xbf; };
@@ -53,7 +54,7 @@ inline bool is_utf8(std::string_view text) {
   return true;
 }
 
-/// `text` as a JSON string with its quotes. The text should be UTF-8; bytes from 0x80 pass unchanged.
+/// Returns `text` as a JSON string with its quotes. The text should be UTF-8; bytes from 0x80 on are copied unchanged.
 inline std::string json_string(std::string_view text) {
   constexpr char digits[] = "0123456789abcdef";
   std::string out = "\"";
@@ -74,8 +75,8 @@ inline std::string json_string(std::string_view text) {
   return out + '"';
 }
 
-/// The shortest decimal number that reads back as exactly `value`, with a point or an exponent, so that readers take it
-/// for a float; `null` for infinities and NaN, which JSON lacks.
+/// Returns the shortest decimal number that reads back as exactly `value`. It has a point or an exponent, so that
+/// readers take it for a float. JSON has no infinities and NaN; they become `null`.
 inline std::string json_number(double value) {
   if (!std::isfinite(value)) return "null";
   char buffer[32];
@@ -84,7 +85,7 @@ inline std::string json_number(double value) {
   return text;
 }
 
-/// Builds one JSON object, keys in the order of the calls. The caller gives each key once.
+/// Builds one JSON object with keys in the order of the calls. The caller must pass each key only once.
 class json_object {
  public:
   json_object& add(std::string_view key, std::string_view value) { return add_text(key, json_string(value)); }
@@ -106,9 +107,9 @@ class json_object {
   }
   json_object& add_null(std::string_view key) { return add_text(key, "null"); }
 
-  /// The object on one line.
+  /// Returns the object on one line.
   std::string text() const { return cat({"{", members_, "}"}); }
-  /// The object with each of its own members on a line.
+  /// Returns the object with one line for each of its direct members.
   std::string lines() const { return members_.empty() ? "{}\n" : cat({"{\n  ", indented_, "\n}\n"}); }
 
  private:
@@ -128,22 +129,22 @@ class json_object {
   std::string members_, indented_, values_;
 };
 
-/// Most levels of objects and lists in each other in a file; files of models on the hub have up to four.
+/// The most nested levels of objects and lists in a file; files of models on the hub have up to four.
 inline constexpr int max_json_depth = 64;
 
-/// Where a value is in a text, in words that are joined for an error: {"in ", key, " of tensor '", name, "'"}.
+/// The place of a value in a text, as words that are joined for errors: {"in ", key, " of tensor '", name, "'"}.
 using json_place = std::initializer_list<std::string_view>;
 
-/// Reads a JSON text from its first byte to its last. The caller asks for each value as the kind that is legal there.
-/// Throws `error`, its text starting with `source`, for malformed JSON, which it places, and for a value of another
-/// kind. The caller's `where` is part of the second text: "found 4 as dtype of tensor 't', where a string is legal".
+/// Reads a JSON text from its first byte to its last. The caller requests each value as the kind that is valid there.
+/// Throws `error`, whose text starts with `source`, for malformed JSON (with its position) and for a value of another
+/// kind. The second text contains the caller's `where`: "found 4 as dtype of tensor 't', where a string is legal".
 class json_parser {
  public:
-  /// Both must outlive this.
+  /// `text` and `source` must outlive this object.
   json_parser(std::string_view text, const std::string& source)
       : source_(source), text_(text), at_(text.data()), end_(text.data() + text.size()) {}
 
-  /// Calls member(key) for each member of an object. The call reads the member's value.
+  /// Calls member(key) for each member of an object. The call must read the member's value.
   template <class Member>
   void object(json_place where, Member&& member) {
     if (next() != '{') unexpected(where, "an object");
@@ -170,7 +171,7 @@ class json_parser {
     });
     if (next != all.end()) refuse("the end");
   }
-  /// Calls element() for each element of a list. The call reads the element.
+  /// Calls element() for each element of a list. The call must read the element.
   template <class Element>
   void list(json_place where, Element&& element) {
     if (next() != '[') unexpected(where, "an array");
@@ -185,11 +186,11 @@ class json_parser {
     if (next() != '"') unexpected(where, "a string");
     return string();
   }
-  /// Returns a whole number from 0 to `most`.
+  /// Reads an integer from 0 to `most`.
   std::uint64_t whole_number(json_place where, std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
     const char first = next();
     std::uint64_t value = 0;
-    const char* const last = first == '0' ? at_ + 1 : end_;  // a zero begins no longer number
+    const char* const last = first == '0' ? at_ + 1 : end_;  // no longer number begins with 0
     const auto [stop, fault] = std::from_chars(at_, last, value);
     const bool has_more = stop != end_ && (*stop == '.' || *stop == 'e' || *stop == 'E');
     const bool is_whole = first >= '0' && first <= '9' && fault == std::errc() && !has_more && value <= most;
@@ -202,7 +203,7 @@ class json_parser {
     while (at_ != end_ && (*at_ == ' ' || *at_ == '\n' || *at_ == '\t' || *at_ == '\r')) ++at_;
     return at_ == end_ ? '\0' : *at_;
   }
-  /// Returns the text of a number, or true, false or null.
+  /// Reads a number, or true, false or null, and returns its text.
   std::string_view word() {
     const char first = next();
     for (const std::string_view literal : {"true", "false", "null"})
@@ -222,7 +223,7 @@ class json_parser {
     }
     return {begin, at_};
   }
-  /// Reads a value of any kind. Throws for more than `max_json_depth` objects and arrays in each other.
+  /// Reads and ignores a value of any kind. Throws for more than `max_json_depth` nested levels.
   void skip(int depth = 0) {
     if (depth > max_json_depth)
       fail({source_, ": the JSON has more than ", max_json_depth, " levels of objects and lists in each other"});
@@ -231,12 +232,12 @@ class json_parser {
     if (first == '[') return list({}, [&] { skip(depth + 1); });
     first == '"' ? static_cast<void>(string()) : static_cast<void>(word());
   }
-  /// Throws unless nothing but white space is left.
+  /// Throws if anything but white space is left.
   void end() {
     next();
     if (at_ != end_) malformed("the end of the text");
   }
-  /// Throws the `error` for the next value, which is not what is `legal` here.
+  /// Throws the `error` for the next value, where `legal` describes the valid values.
   [[noreturn]] void unexpected(json_place where, std::string_view legal) {
     const char first = next();
     const std::string found = first == '{'   ? "an object"
@@ -319,7 +320,7 @@ class json_parser {
     if (code < 0x10000) return add(0xe0 | code >> 12), add(0x80 | (code >> 6 & 63)), add(0x80 | (code & 63));
     add(0xf0 | code >> 18), add(0x80 | (code >> 12 & 63)), add(0x80 | (code >> 6 & 63)), add(0x80 | (code & 63));
   }
-  /// Reads the letter u and four digits.
+  /// Reads the letter u and four hexadecimal digits.
   std::uint32_t hexadecimal() {
     std::uint32_t code = 0;
     ++at_;

@@ -1,5 +1,5 @@
-// Parses JSON of other programs into nlohmann's tree, with limits to its length and depth and each key once. To read
-// JSON without a tree, or to write it: io/json.hpp.
+// Parses JSON of other programs into nlohmann's tree, with limits on length and depth, and without repeated keys.
+// io/json.hpp reads and writes JSON without a tree.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@
 
 namespace plait {
 
-/// Most bytes of a text; the longest of models on the hub are indices of weights, with about 10 MiB.
+/// The most bytes of a text. The longest texts of models on the hub are indices of weights, with about 10 MiB.
 inline constexpr std::size_t max_json_bytes = std::size_t{64} << 20;
 
 namespace detail {
 
-/// Receives the events of the parser for a first pass that builds no tree, and refuses what `parse_json` does. The
-/// parser's own callbacks would do it in one pass, but with them each object's end looks at all objects before it.
+/// Receives the parser's events in a first pass that builds no tree, and throws the errors of `parse_json`. With the
+/// parser's own callbacks one pass would do, but each end of an object would visit all objects before it.
 template <class Json>
 class json_check final : public nlohmann::json_sax<Json> {
  public:
@@ -61,14 +61,14 @@ class json_check final : public nlohmann::json_sax<Json> {
   }
 
   const std::string& source_;
-  std::vector<std::set<std::string>> keys_;  // of the objects that are open; a list has none
+  std::vector<std::set<std::string>> keys_;  // of the open objects; a list has no keys
 };
 
 }  // namespace detail
 
-/// Returns the tree of `text`; with `nlohmann::ordered_json`, keys stay in the order of the text. Throws `error`, its
-/// text starting with `source`, for malformed JSON and for a key that one object has twice. Throws it also for more
-/// than `max_json_bytes` or `max_json_depth` levels. Code that prints or destroys a tree may call itself for each
+/// Returns the tree of `text`; with `nlohmann::ordered_json`, keys keep the order of the text. Throws `error`, whose
+/// text starts with `source`, for malformed JSON and for a key that occurs twice in one object. It also throws for more
+/// than `max_json_bytes` or `max_json_depth` levels. Code that prints or destroys a tree may recurse once for each
 /// level.
 template <class Json = nlohmann::json>
 Json parse_json(std::string_view text, const std::string& source) {

@@ -1,4 +1,4 @@
-// Reads files: mapped as a whole or copied into a string, and names the format of files of other programs.
+// Reads whole files, mapped or as a string, and recognises the formats of other programs' files.
 #pragma once
 
 #include <fcntl.h>
@@ -19,14 +19,14 @@
 
 namespace plait {
 
-/// A whole file, mapped read-only. Ranks that are threads share the pages, and processes share them through the page
-/// cache. So a data set of any size costs memory once per machine.
+/// A whole file, mapped read-only. Ranks that are threads share its pages, and processes share them through the page
+/// cache. So a data set of any size needs memory once per machine.
 ///
 /// The file must not shrink while it is mapped.
 class mapped_file {
  public:
-  /// Maps `path`. `field` is what the user set to name this file; every error text starts with it.
-  /// Throws `error` when the path cannot be opened or is no regular file. An empty file maps to no bytes.
+  /// Maps `path`. `field` is the setting that names this file; every error text starts with it. Throws `error` if the
+  /// path cannot be opened or is not a regular file. An empty file gives an empty mapping.
   mapped_file(std::string path, const std::string& field) : path_(std::move(path)) {
     naming_field(field, [&] { map(); });
   }
@@ -58,7 +58,7 @@ class mapped_file {
   std::size_t size_ = 0;
 };
 
-/// The most bytes that a text which is read whole has, unless its reader allows more.
+/// The default limit on the bytes of a text that is read whole.
 inline constexpr std::size_t max_text_bytes = std::size_t{64} << 20;
 
 /// Returns the bytes of a whole file as text. Throws `error` as `mapped_file`, and for a file of more than `most`
@@ -71,8 +71,8 @@ inline std::string read_file(const std::string& path, const std::string& field, 
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
-/// Returns what a file is that begins with `start`, to be put after "this is". It knows formats that people take for
-/// text, tokens, JSON or weights, and returns nothing for others.
+/// Returns the kind of a file that begins with `start`, in words that follow "this is". It recognises formats that
+/// users confuse with text, tokens, JSON or weights, and returns nothing for others.
 inline std::string_view foreign_file(std::string_view start) {
   struct kind {
     std::string_view magic, what;

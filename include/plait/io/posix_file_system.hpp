@@ -1,5 +1,5 @@
-// The file operations of io/file_system.hpp by the system's calls: large blocks go past the page cache where the disk
-// takes them, and large writes through io_uring where the program is built with liburing (PLAIT_WITH_LIBURING).
+// The file operations of io/file_system.hpp by POSIX calls. Large blocks bypass the page cache if the disk allows it.
+// Large writes use io_uring in programs that are built with liburing (PLAIT_WITH_LIBURING).
 #pragma once
 
 #include <dirent.h>
@@ -34,7 +34,7 @@ namespace plait {
 
 namespace detail {
 
-/// Calls until the call is not interrupted.
+/// Repeats a system call while it is interrupted.
 template <class Call>
 auto uninterrupted(Call&& call) {
   for (;;) {
@@ -43,7 +43,8 @@ auto uninterrupted(Call&& call) {
   }
 }
 
-/// A descriptor that is closed when destroyed. It is none of the first three, where a program prints.
+/// A file descriptor that is closed when destroyed. It is never one of the first three, because programs print to
+/// those.
 class posix_descriptor {
  public:
   posix_descriptor(const std::string& path, int flags, const char* operation)
@@ -59,7 +60,7 @@ class posix_descriptor {
   posix_descriptor& operator=(const posix_descriptor&) = delete;
   int value() const { return value_; }
 
-  /// Refuses what is no regular file, before a read or a map of it waits forever.
+  /// Refuses a path that is not a regular file, because a read or a map of it could wait forever.
   void require_regular(const std::string& path) const {
     struct stat status {};
     if (::fstat(value_, &status) != 0) fail_file("examine", path, errno);
@@ -71,29 +72,29 @@ class posix_descriptor {
   int value_;
 };
 
-/// A write past the cache begins at a multiple of this many bytes, in memory and in the file. So does its length. No
-/// disk or file system in use asks for more.
+/// A write that bypasses the cache must begin and end at a multiple of this many bytes, in memory and in the file. No
+/// disk or file system in use needs more.
 inline constexpr std::size_t direct_alignment = 4096;
-/// Smaller pieces go through the cache, where they are gathered.
+/// Smaller pieces go through the cache, which joins them.
 inline constexpr std::size_t direct_bytes = std::size_t{256} << 10;
 
-/// Returns how many of the first of `bytes`, of a file from `offset` on, can go past the cache.
+/// Returns how many bytes at the beginning of `bytes` can bypass the cache, at `offset` of a file.
 inline std::size_t direct_part(std::uint64_t offset, std::span<const std::byte> bytes) {
   const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
   if (bytes.size() < direct_bytes || offset % direct_alignment != 0 || address % direct_alignment != 0) return 0;
   return bytes.size() / direct_alignment * direct_alignment;
 }
 
-/// Files of a few pages never open a second descriptor. Past the cache (O_DIRECT) bytes take a twentieth of the
-/// processor's time or less. The cache keeps what it has. Some file systems refuse this; there all goes through the
-/// cache.
+/// A file with a second descriptor for accesses that bypass the cache (O_DIRECT); files of a few pages never open it.
+/// These accesses take at most a twentieth of the processor time, and keep the cache's contents. If the file system
+/// refuses them, all accesses go through the cache.
 class posix_file : public open_file {
  public:
   posix_file(const std::string& path, int flags, const char* operation)
       : open_file(path), descriptor_(path, flags, operation), access_(flags & O_ACCMODE) {
     descriptor_.require_regular(path);
 #ifdef POSIX_FADV_SEQUENTIAL
-    // Steps are read from end to end. The system then reads further ahead; that it does not is no error.
+    // Steps are read sequentially. With this hint the system reads further ahead; its failure is no error.
     if (access_ == O_RDONLY) ::posix_fadvise(descriptor_.value(), 0, 0, POSIX_FADV_SEQUENTIAL);
 #endif
   }
@@ -108,17 +109,18 @@ class posix_file : public open_file {
   int descriptor() const override { return descriptor_.value(); }
 
  protected:
-  /// Returns another descriptor of the file for what goes past the cache; -1 where the file system has none.
+  /// Returns the descriptor for accesses that bypass the cache; -1 if the file system does not support them.
   int direct_descriptor() const {
 #ifdef O_DIRECT
     std::call_once(opened_, [&] {
-      const std::string same = "/proc/self/fd/" + std::to_string(descriptor_.value());  // whatever its name is by now
+      // valid even if the file was renamed
+      const std::string same = "/proc/self/fd/" + std::to_string(descriptor_.value());
       direct_ = uninterrupted([&] { return ::open(same.c_str(), access_ | O_DIRECT | O_CLOEXEC); });
     });
 #endif
     return refused_ ? -1 : direct_;
   }
-  /// Lets all go through the cache from now on.
+  /// Makes all later accesses go through the cache.
   void refuse_direct() const { refused_ = true; }
 
  private:
@@ -128,7 +130,7 @@ class posix_file : public open_file {
         const ssize_t written = pwrite(direct, offset, bytes.first(part));
         if (written > 0) return static_cast<std::size_t>(written);
         if (written < 0 && errno != EINVAL) fail_file("write", path(), errno);
-        refuse_direct();  // a disk with other blocks than it reported
+        refuse_direct();  // the disk's blocks differ from those it reported
       }
     }
     const ssize_t written = pwrite(descriptor_.value(), offset, bytes);
@@ -138,8 +140,7 @@ class posix_file : public open_file {
   static ssize_t pwrite(int descriptor, std::uint64_t offset, std::span<const std::byte> bytes) {
     return uninterrupted([&] { return ::pwrite(descriptor, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
   }
-  /// Where memory and its place in the file have equal offsets within a page, memory is filled up to the next page
-  /// first.
+  /// If memory and file have equal offsets within a page, reads up to the next page boundary first.
   std::size_t read_some(std::uint64_t offset, std::span<std::byte> bytes) const override {
     const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
     const bool fits = bytes.size() > direct_bytes && (address - offset) % direct_alignment == 0;
@@ -171,7 +172,7 @@ class posix_file : public open_file {
   mutable std::atomic<bool> refused_ = false;
 };
 
-/// Returns the name of this machine; empty where the system does not say.
+/// Returns the name of this machine, or an empty text if it is unknown.
 inline std::string host_name() {
   char name[256] = "";
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
@@ -192,7 +193,7 @@ class posix_lock final : public directory_lock {
   }
 
  private:
-  // Who has the lock, for the message of the next; the lock itself does not depend on it.
+  // Writes the owner's name for the error text of other writers; the lock does not depend on it.
   void note_owner() const {
     const std::string text = cat({"process ", static_cast<std::int64_t>(::getpid()), " on ", host_name(), "\n"});
     if (::ftruncate(descriptor_.value(), 0) != 0) return;
@@ -211,8 +212,8 @@ class posix_lock final : public directory_lock {
 
 }  // namespace detail
 
-/// The files of this machine. It has no state: any number of objects and threads may work at once. A lock is one of the
-/// system (flock), so it goes with the process that holds it, however that ends.
+/// The files of this machine. It has no state, so any number of objects and threads may work concurrently. Locks are
+/// the system's (flock), and end with the process that holds them, also after a crash.
 class posix_file_system : public file_system {
  public:
   std::unique_ptr<open_file> create(const std::string& path) override {
@@ -242,7 +243,7 @@ class posix_file_system : public file_system {
       if (name == "." || name == "..") continue;
       struct stat status {};
       if (::fstatat(::dirfd(directory.get()), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
-        if (errno == ENOENT) continue;  // removed since
+        if (errno == ENOENT) continue;  // removed meanwhile
         fail_file("examine", path + "/" + name, errno);
       }
       out.push_back({name, kind_of_mode(status.st_mode)});
@@ -288,15 +289,15 @@ inline file_system& machine_files() {
   return files;
 }
 
-/// Takes writes and tells their ends, in any order. Used by one thread.
+/// Starts writes, and reports their completions in any order. Only one thread may use it.
 class write_ring {
  public:
   struct ended {
     std::size_t tag = 0;
-    std::int64_t result = 0;  ///< bytes written, or the negative number of the system's error
+    std::int64_t result = 0;  ///< bytes written, or the negative system error number
   };
   virtual ~write_ring() = default;
-  /// Begins a write; its bytes and descriptor stay until it has ended. Throws `error` if it cannot begin.
+  /// Starts a write. Its bytes and descriptor must stay valid until it has ended. Throws `error` if it cannot start.
   virtual void submit(int descriptor, std::uint64_t offset, std::span<const std::byte> bytes, std::size_t tag) = 0;
   /// Waits for some write to end. Throws `error` only if the ring itself is broken.
   virtual ended wait() = 0;
@@ -304,20 +305,20 @@ class write_ring {
 
 namespace detail {
 
-/// Makes a ring for `writes` writes at once.
+/// Makes a ring for `writes` concurrent writes.
 using ring_maker = std::unique_ptr<write_ring> (*)(unsigned writes);
 
 class ring_file final : public posix_file {
  public:
-  /// Writes of a file that are under way at once, at most.
+  /// The most concurrent writes of a file.
   static constexpr std::size_t most = 4;
-  /// Bytes of one of them.
+  /// Bytes of one write.
   static constexpr std::size_t at_once = std::size_t{8} << 20;
 
   ring_file(const std::string& path, int flags, const char* operation, ring_maker make)
       : posix_file(path, flags, operation), make_(make) {}
   ~ring_file() override {
-    while (under_way_ > 0 && !broken_) {  // the system must not read memory that has another owner then
+    while (under_way_ > 0 && !broken_) {  // the system must not read memory after its owner has freed it
       try {
         end_one();
       } catch (const error&) {
@@ -325,7 +326,7 @@ class ring_file final : public posix_file {
     }
   }
 
-  /// Starts a write of the pages among `bytes`; the rest is written at once.
+  /// Starts to write the whole pages among `bytes`; writes the rest at once.
   void start_write(std::uint64_t offset, std::span<const std::byte> bytes) override {
     const std::size_t part = direct_part(offset, bytes);
     throw_failure();
@@ -357,7 +358,7 @@ class ring_file final : public posix_file {
     ++under_way_;
     submit(static_cast<std::size_t>(free - slots_.begin()));
   }
-  /// Past the cache where the file system takes that.
+  /// Bypasses the cache if the file system supports it.
   void submit(std::size_t tag) {
     try {
       const int direct = direct_descriptor();
@@ -371,8 +372,8 @@ class ring_file final : public posix_file {
     slots_[tag] = {};
     --under_way_;
   }
-  /// Waits for one end. A write that was interrupted is begun again. The rest of a short write goes through the cache,
-  /// since it may begin within a page. So does one whose blocks the disk refuses.
+  /// Waits until one write ends. It starts an interrupted write again. The rest of a short write goes through the
+  /// cache, because it may begin within a page. So does a write whose blocks the disk refuses.
   void end_one() {
     write_ring::ended e;
     try {
@@ -392,7 +393,7 @@ class ring_file final : public posix_file {
     if (failed && error_ == 0) error_ = static_cast<int>(-e.result);
     if (!failed && error_ == 0 && done < ended.bytes.size()) write(ended.offset + done, ended.bytes.subspan(done));
   }
-  /// Tells the first write that failed, and every call after it.
+  /// Throws the error of the first failed write, in every call after it.
   void throw_failure() const {
     if (broken_) fail({"cannot write '", path(), "': the ring of its writes is broken"});
     if (error_ != 0) fail_file("write", path(), error_);
@@ -412,8 +413,8 @@ class ring_file final : public posix_file {
 
 namespace detail {
 
-/// An io_uring of one thread. Memory is not registered with it, which would pin it and save nothing that can be
-/// measured at blocks of this size.
+/// An io_uring of one thread. Its memory is not registered: that would pin the memory, without a measurable gain at
+/// this block size.
 class uring final : public write_ring {
  public:
   explicit uring(unsigned writes) {
@@ -455,8 +456,8 @@ inline std::unique_ptr<write_ring> make_uring(unsigned writes) { return std::mak
 
 }  // namespace detail
 
-/// The files of this machine; those that it creates write through io_uring. Throws `error` when it is made where the
-/// system has no io_uring or does not allow it, as containers often do (seccomp, /proc/sys/kernel/io_uring_disabled).
+/// The files of this machine; files that it creates are written through io_uring. The constructor throws `error` if the
+/// system lacks or forbids io_uring, as in many containers (seccomp, /proc/sys/kernel/io_uring_disabled).
 class uring_file_system final : public posix_file_system {
  public:
   explicit uring_file_system(detail::ring_maker make = detail::make_uring) : make_(make) { make_(1); }
@@ -470,22 +471,22 @@ class uring_file_system final : public posix_file_system {
 
 #endif
 
-/// How large writes reach the disk.
+/// How large writes are made.
 enum class file_io {
-  automatic,  ///< by io_uring where it is there and allowed, else by threads
+  automatic,  ///< io_uring if it is available and allowed, else threads
   uring,
   threads,  ///< by pwrite
 };
 
-/// Files, and how they are written.
+/// A file system, and how it writes.
 struct chosen_files {
   file_system* files = nullptr;
   file_io io = file_io::threads;  ///< `uring` or `threads`
-  std::string why{};              ///< why `automatic` did not become `uring`, or nothing
+  std::string why{};              ///< why `automatic` did not select `uring`; else empty
 };
 
-/// Returns the machine's files, written as `io` selects. They live as long as the program. Throws `error` that names
-/// `field` where io_uring is asked for and not there.
+/// Returns the machine's files with the writes that `io` selects. They live as long as the program. Throws `error` that
+/// names `field` if io_uring is requested and not available.
 inline chosen_files choose_files(file_io io, std::string_view field = "file_io") {
   if (io == file_io::threads) return {&machine_files(), file_io::threads, {}};
 #ifdef PLAIT_WITH_LIBURING
