@@ -1,5 +1,4 @@
-// Parameters laid side by side in one flat array, which is gathered, reduced and cut evenly over data-parallel ranks,
-// in place.
+// Parameters side by side in one flat array, which data-parallel ranks gather, reduce and split evenly, in place.
 #pragma once
 
 #include <algorithm>
@@ -25,11 +24,11 @@
 
 namespace plait {
 
-/// The communicators of data parallelism on one rank. Gathers and reductions have separate ones: a gather of the next
-/// unit does not wait for the reduction of the last, and neither waits for a collective of a layer.
+/// The communicators of data parallelism on one rank. Gathers and reductions have separate communicators. So the gather
+/// of the next unit does not wait for the last unit's reduction, and neither waits for a layer's collective.
 class data_ranks {
  public:
-  /// Throws where an axis is named twice. Axes that the mesh does not have, or has one rank along, do not count.
+  /// Throws if an axis is named twice. Axes that the mesh lacks, and axes of one rank, are ignored.
   data_ranks(world& ranks, const data_axes& axes) : ranks_(&ranks) {
     for (const axis_id axis : ranks.shape().axes) {
       const bool cuts = axes.shard.find(axis) >= 0, copies = axes.replicate.find(axis) >= 0;
@@ -42,15 +41,17 @@ class data_ranks {
   }
 
   world& ranks() const { return *ranks_; }
-  /// In the mesh's order, of more than one rank.
+  /// The shard axes with more than one rank, in the mesh's order.
   const axis_list& shard() const { return shard_; }
   const axis_list& replicate() const { return replicate_; }
   const axis_list& all() const { return all_; }
 
-  /// The communicators over some axes, in the mesh's order; made at the first use, which is collective over the world.
+  /// The communicators over some axes, in the mesh's order. The first use creates them and is collective over the
+  /// world.
   any_communicator& gathers(const axis_list& axes) { return ranks_->group(axes, world::channel::gathers); }
   any_communicator& reductions(const axis_list& axes) { return ranks_->group(axes, world::channel::reductions); }
-  /// The cost of updating the arrays that each of `ranks` ranks along `axes` owns so far, with bucket_cut::whole.
+  /// For each of `owners` ranks along `axes`: the cost of updating the arrays that it owns so far, with
+  /// bucket_cut::whole.
   std::vector<double>& loads(const axis_list& axes, std::int64_t owners) {
     for (auto& [of, loads] : loads_)
       if (of == axes) return loads;
@@ -63,19 +64,19 @@ class data_ranks {
   std::vector<std::pair<axis_list, std::vector<double>>> loads_;
 };
 
-// The axes over which the gradient of a parameter is reduced, as data parallelism sorts them.
+// The axes over which a parameter's gradient is reduced, sorted by their role in data parallelism.
 
-/// How the gradient of a parameter becomes complete: over which axes of data parallelism, and over which others.
+/// The axes over which a parameter's gradient is completed.
 struct reduction_axes {
   axis_list shard;      ///< the axes of `data_axes::shard` over which it is partial
   axis_list replicate;  ///< the axes of `data_axes::replicate`
-  axis_list rest;       ///< others, such as a norm's over tensor ranks; few elements
+  axis_list rest;       ///< other axes, such as a norm's over tensor ranks; few elements
 
   friend bool operator==(const reduction_axes&, const reduction_axes&) = default;
 };
 
-/// Throws for a trainable parameter to whose gradient no pass of the step has added: the step would only decay it.
-/// Gradients in the caller's memory are not known to be empty.
+/// Throws if a parameter is trainable but no pass of the step has added to its gradient, since the step would then only
+/// decay it. A gradient in the caller's memory cannot be checked.
 template <class Precision, compute_device Device>
 void require_used(const parameter<Precision, Device>& p) {
   if (!p.trainable() || !p.gradient_is_empty()) return;
@@ -83,7 +84,7 @@ void require_used(const parameter<Precision, Device>& p) {
         ", which the model visits; use it in every step, freeze it before the step is made, or leave it out of visit"});
 }
 
-/// Over which axes the gradient of a parameter is reduced, by the dual of how it is used.
+/// Returns the axes over which a parameter's gradient is reduced, from the dual of its layout in use.
 inline reduction_axes reduction_of(const layout& used, const data_ranks& ranks) {
   reduction_axes how;
   const layout gradient = dual(used);
@@ -99,13 +100,13 @@ inline reduction_axes reduction_of(const layout& used, const data_ranks& ranks) 
   return how;
 }
 
-/// Elements of a bucket whose gradients are summed over `comm` before all others.
+/// Elements of a bucket whose gradients are summed over `comm` first.
 struct reduced_range {
   std::int64_t begin = 0, end = 0;
   any_communicator* comm = nullptr;
 };
 
-/// Joins neighbours that are summed over one set of ranks, with nothing between them but padding to `block`.
+/// Joins adjacent ranges that are summed over the same ranks. Padding to `block` may lie between them.
 inline void join_neighbours(std::vector<reduced_range>& all, std::int64_t block) {
   std::sort(all.begin(), all.end(), [](const reduced_range& a, const reduced_range& b) { return a.begin < b.begin; });
   std::vector<reduced_range> joined;
@@ -124,11 +125,11 @@ inline void join_neighbours(std::vector<reduced_range>& all, std::int64_t block)
 
 namespace plait::detail {
 
-// Where the arrays of a bucket's parameters lie in it, by their sizes and costs.
+// The places of arrays in a bucket, by their sizes and costs.
 
-/// Returns where the arrays lie in a bucket of `slices` slices. With `loads`, of each rank, every array has one owner.
-/// Each array has the room that it has where it is largest, so that ranks which have equal values have equal slices of
-/// them.
+/// Returns the places of arrays in a bucket of `slices` slices. With `loads`, one number per rank, every array has one
+/// owner. Each array takes the space of its largest version on any rank, so ranks with equal values have equal slices
+/// of them.
 template <class Member, class Array>
 bucket_placement place_arrays(std::span<const Member> members, const std::vector<Array*>& arrays, std::int64_t slices,
                               std::int64_t block, std::vector<double>* loads) {
@@ -144,7 +145,8 @@ bucket_placement place_arrays(std::span<const Member> members, const std::vector
   }
   if (!loads) return place_evenly(sizes, slices, block);
   if (!members[0].who->info().tied_across_stages) return place_whole(sizes, costs, block, *loads);
-  std::vector<double> none(loads->size(), 0.0);  // for two stages that sum their slices must place alike
+  std::vector<double> none(loads->size(), 0.0);  // starts at zero, since two stages that sum their slices must place
+                                                 // arrays alike
   bucket_placement out = place_whole(sizes, costs, block, none);
   for (std::size_t i = 0; i < none.size(); ++i) (*loads)[i] += none[i];
   return out;
@@ -154,9 +156,8 @@ bucket_placement place_arrays(std::span<const Member> members, const std::vector
 
 namespace plait {
 
-/// The arrays of a unit's parameters that are reduced alike, one after the other in one array. These are buckets as in
-/// Megatron-LLaMA and PyTorch's FSDP: each is cut evenly over the ranks, whatever the shapes in it. Each `zero_level`
-/// keeps:
+/// The contiguous arrays of a unit's parameters with equal reductions: a bucket as in Megatron-LLaMA and PyTorch's
+/// FSDP. It is split evenly over the ranks, independent of the shapes in it. Each `zero_level` keeps:
 ///
 ///     level         values             gradients           master values and optimizer state
 ///     replicated    all                all                 all
@@ -178,14 +179,14 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   using gradient_type = gradient_of<Precision>;
   using master_type = master_of<Precision>;
 
-  /// One parameter, and how its gradient is reduced.
+  /// One parameter, and the axes of its gradient's reduction.
   struct member {
     parameter* who;
     reduction_axes how;
   };
 
-  /// Moves `members`, which lie in `arrays` and differ in `how.rest` at most, from where they are into a bucket, values
-  /// included. Collective over the axes.
+  /// Moves `members` with their values into a new bucket. They lie in `arrays`, and their reductions may differ only in
+  /// `how.rest`. Collective over the axes.
   static std::shared_ptr<parameter_bucket> make(const context<Device>& ctx, std::vector<std::shared_ptr<array>> arrays,
                                                 std::vector<member> members, zero_level level, bucket_cut cut,
                                                 gradient_wire wire, data_ranks& ranks) {
@@ -198,7 +199,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   std::int64_t elements() const { return total_; }
   bool trainable() const { return trainable_; }
 
-  /// Starts to bring the values to where layers read them; `finish_gather` waits. Does nothing where they are there.
+  /// Starts to gather the values for the layers; `finish_gather` waits. Does nothing if they are already gathered.
   void start_gather(const context<Device>& ctx) {
     if (gathering_ || !stale()) return;
     require_in_storage();
@@ -216,7 +217,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     }
     gathering_ = true;
     const void* const from = !rounded && level_ == zero_level::parameters ? static_cast<const void*>(masters_) : own;
-    if (axes_.empty()) {  // all of it is here, and with zero_level::parameters elsewhere than where layers read
+    if (axes_.empty()) {  // this rank has all values; with zero_level::parameters, layers read a copy
       const auto bytes = static_cast<std::size_t>(slice_) * sizeof(weight_type);
       if (from != values_) ctx.device.copy(values_, from, bytes, ctx.device.main_stream());
       return;
@@ -234,13 +235,13 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     finish_gather();
   }
   void settle() override { finish_gather(); }
-  /// Whether values have changed since the last gather, by an optimizer or otherwise.
+  /// Whether values have changed since the last gather, by an optimizer or in another way.
   bool stale() const {
     return std::any_of(members_.begin(), members_.end(), [](const member& m) {
       return m.who->state() == parameter_state::stale || m.who->state() == parameter_state::updated;
     });
   }
-  /// Gives back the memory of the values that layers read. Only `zero_level::parameters` does without.
+  /// Frees the memory of the values that layers read. Does something at `zero_level::parameters` only.
   void release() {
     if (level_ != zero_level::parameters) return;
     require_in_storage();
@@ -250,7 +251,8 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     place_values(nullptr);
   }
 
-  /// The gradients of a step begin: nothing was added yet. Waits for reductions of a step that an exception has ended.
+  /// Begins the gradients of a step, which are empty. Waits for reductions that remain from a step that an exception
+  /// ended.
   void begin_step(const context<Device>& ctx) {
     require_in_storage();
     reduction_.wait(), copying_.wait(), tying_.wait();
@@ -259,14 +261,14 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     sent_.reset();
     for (const member& m : members_) m.who->zero_gradient(ctx);
   }
-  /// Gives up what passes have added, since an exception has ended the step.
+  /// Drops the terms that passes have added, after an exception has ended the step.
   void abandon() {
     for (const member& m : members_) m.who->abandon_gradient();
   }
-  /// A pass is about to add to the gradients.
+  /// Prepares memory for a pass that will add to the gradients.
   void need_gradients(const context<Device>& ctx) {
     if (!trainable_ || summed_) return;
-    if (sums_ && level_ >= zero_level::gradients && !axes_.empty()) {  // the sums have memory of their own
+    if (sums_ && level_ >= zero_level::gradients && !axes_.empty()) {  // the sums have their own memory
       if (!gradients_) make_reduced(ctx);
       return;
     }
@@ -295,14 +297,14 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
       start_sum(summed_, gradients_, type);
     }
   }
-  /// Waits until this rank's gradients are summed over the ranks that share them out. Where it keeps a slice alone, the
-  /// memory of all gradients is free then.
+  /// Waits until this rank's gradients are summed over the ranks that shard them. If it keeps only a slice, it then
+  /// frees the memory of all gradients.
   void finish_sum() {
     reduction_.wait();
     free_gradients();
   }
-  /// In a hybrid, starts to sum the slice over the ranks that hold copies of it; `finish_reduction` waits. Before that
-  /// it waits for the sum over the ranks that share the gradients out.
+  /// In a hybrid, starts to sum the slice over the ranks with copies of it; `finish_reduction` waits. First it waits
+  /// for the sum over the ranks that shard the gradients.
   void start_copies() {
     if (!copies_) return;
     finish_sum();
@@ -312,8 +314,8 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     copies_->start_all_reduce(at, at, n, type, reduce_op::sum).swap(copying_);
     copies_started_ = true;
   }
-  /// Where other stages have the parameters too, starts to sum the gradients over these stages; `finish_reduction`
-  /// waits. Before that it waits for the sums over this stage's ranks.
+  /// If other stages share the parameters, starts to sum the gradients over these stages; `finish_reduction` waits.
+  /// First it waits for the sums over this stage's ranks.
   void start_ties(const context<Device>& ctx) {
     if (!tied()) return;
     finish_own(ctx);
@@ -334,7 +336,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     for (const member& m : members_)
       if (m.who->trainable()) f(storage::complete(*m.who));
   }
-  /// Lets what is under way go on, where a backend needs to be asked.
+  /// Lets operations in flight progress, for backends that must be polled.
   void progress() {
     if (gathering_ && gather_) static_cast<void>(gather_.done());
     if (reduction_) static_cast<void>(reduction_.done());
@@ -349,16 +351,16 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
       fail({"training step: another one has been made for this model since, and parameter ", members_[0].who->name(),
             " lies where that one put it; use the newer"});
   }
-  /// The type in which gradients travel that do not in their own.
+  /// The type in which gradients travel if this is not their own type.
   using sent_type = std::conditional_t<std::is_same_v<gradient_type, bf16>, float, bf16>;
 
-  /// Takes the deterministic sums of all arrays.
+  /// Makes deterministic sums for all arrays.
   void take_terms(const context<Device>& ctx) {
     const reduction_axes& how = members_[0].how;
     axis_list joined = axes_.empty() ? how.shard : axis_list();
     for (const axis_id axis : how.replicate) joined.push_back(axis);
     sums_.emplace(axes_, ctx.ranks.shape().in_order(joined), slice_, rank_);
-    copies_ = nullptr;  // the sums are over these ranks too
+    copies_ = nullptr;  // the deterministic sums include these ranks
     for (std::size_t i = 0; i < arrays_.size(); ++i) {
       const member* first = nullptr;
       for (const member& m : members_) {
@@ -377,7 +379,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
   parameter_bucket(std::vector<std::shared_ptr<array>> arrays, std::vector<member> members, zero_level level,
                    bucket_cut cut, gradient_wire wire, data_ranks& ranks)
       : level_(level), block_(cut.block()), wire_(wire), members_(std::move(members)) {
-    // Arrays that are reduced over other axes first lie next to each other.
+    // Arrays with reductions over other axes come first, so they are adjacent.
     const auto has_rest = [&](const std::shared_ptr<array>& a) {
       return std::any_of(members_.begin(), members_.end(),
                          [&](const member& m) { return m.who->array() == a && !m.how.rest.empty(); });
@@ -463,7 +465,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
       ctx.device.zero(whole_values_.data(), whole_values_.bytes(), ctx.device.main_stream());
     values_ = whole_values_.template data<weight_type>();
   }
-  /// Tells the arrays where their values are; null: nowhere.
+  /// Gives the arrays the address of their values; null: no memory.
   void place_values(weight_type* at) {
     values_ = at;
     for (std::size_t i = 0; i < arrays_.size(); ++i) arrays_[i]->use_values(at ? at + begins_[i] : nullptr);
@@ -478,7 +480,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
       gradients_ = own_gradients_.template data<gradient_type>();
     }
   }
-  /// Starts to sum `all` over the data ranks: all of it in place, or this rank's slice into `own`.
+  /// Starts to sum `all` over the data ranks: the whole of it in place, or this rank's slice into `own`.
   template <class E>
   void start_sum(E* all, E* own, dtype type) {
     if (axes_.empty())
@@ -487,9 +489,9 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
       reductions_->start_reduce_scatter(all, own, static_cast<std::size_t>(slice_), type, reduce_op::sum)
           .swap(reduction_);
   }
-  /// Whether other stages have these parameters too, and sum their gradients with this one's.
+  /// Whether other stages share these parameters, so gradients are summed over these stages.
   bool tied() const { return trainable_ && storage::stages_of(*members_[0].who); }
-  /// Waits until this rank's gradients are summed over all ranks of its stage, in their own type.
+  /// Waits until this rank's gradients are summed over all ranks of its stage, and converts them to their own type.
   void finish_own(const context<Device>& ctx) {
     if (copies_ && !std::exchange(copies_started_, false))
       fail({"parameter_bucket: start_copies is missing before finish_reduction of ", members_[0].who->name()});
@@ -502,37 +504,37 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
       sent_.reset();
     }
   }
-  /// Gives back the memory of all gradients where a slice of them is kept.
+  /// Frees the memory of all gradients, if the rank keeps a slice of them.
   void free_gradients() {
     if (level_ < zero_level::gradients || axes_.empty()) return;
     summed_ = nullptr;
     whole_gradients_.reset();
     for (const auto& a : arrays_) a->use_gradients(nullptr);
   }
-  /// Where this rank's gradients are summed as they are sent.
+  /// This rank's gradients in the type in which they are sent and summed.
   sent_type* own_sent() { return sent_.template data<sent_type>() + (axes_.empty() ? 0 : rank_ * slice_); }
   void set_current(bool current) {
     for (const member& m : members_) storage::set_current(*m.who, current);
   }
 
   zero_level level_;
-  std::int64_t block_;  ///< arrays and slices begin at multiples of it
+  std::int64_t block_;  ///< arrays and slices begin at its multiples
   gradient_wire wire_;
   std::vector<member> members_;
-  std::vector<array*> arrays_;        ///< which keep the bucket alive
+  std::vector<array*> arrays_;        ///< these keep the bucket alive
   std::vector<std::int64_t> begins_;  ///< of the arrays
   std::int64_t total_ = 0;
   bool trainable_ = false, gathering_ = false, copies_started_ = false, ties_started_ = false;
   any_communicator* gathers_ = nullptr;
-  any_communicator* reductions_ = nullptr;  ///< null: nothing to reduce over data axes
+  any_communicator* reductions_ = nullptr;  ///< null: no reduction over data axes
   any_communicator* copies_ = nullptr;      ///< of slices, in a hybrid
   std::vector<reduced_range> rest_;
   buffer<Device> whole_values_, whole_gradients_, own_masters_, own_rounded_, own_gradients_;
-  buffer<Device> sent_;  ///< gradients as they travel, where that is not their own type
+  buffer<Device> sent_;  ///< gradients in the type of sending, if this is not their own
   weight_type* values_ = nullptr;
   gradient_type* summed_ = nullptr;
   request gather_, reduction_, copying_, tying_;
-  std::optional<deterministic_bucket<Precision, Device>> sums_;  ///< in place of reductions
+  std::optional<deterministic_bucket<Precision, Device>> sums_;  ///< replaces reductions
 };
 
 PLAIT_COMPILED_TEMPLATE(class parameter_bucket<float, cpu>)

@@ -1,5 +1,5 @@
-// The executor of a step on one rank: it computes, sends, receives, gathers, reduces and updates in the order of a
-// program.
+// The executor of a step on one rank: it runs the entries of a program in order. Entries compute, send, receive,
+// gather, reduce and update.
 #pragma once
 
 #include <concepts>
@@ -28,9 +28,9 @@
 
 namespace plait {
 
-/// One line of a measured timeline: when a step of the program began and ended, in seconds of `comm_clock`. A send or a
-/// receive lasts from its start until it was seen to be complete. To measure, the executor waits for the device after
-/// each action.
+/// One line of a measured timeline: begin and end of an entry of the program, in seconds of `comm_clock`. A send or a
+/// receive lasts from its start until the executor sees its completion. To measure, the executor waits for the device
+/// after each action.
 struct pipeline_event {
   step_entry step;
   double begin = 0, end = 0;
@@ -38,19 +38,19 @@ struct pipeline_event {
   std::size_t memory = 0;   ///< bytes in use on the device after a compute
 };
 
-/// Where a rank is in the program of its step. Waits are written down in every run; a place is the number of an entry
-/// of the rank's program, and the number after the last one is the end of the step.
+/// Measures the times and waits of a rank's program. Waits are recorded in every run, by place: the index of an entry
+/// in the rank's program. The index after the last entry is the end of the step.
 class step_watch {
  public:
-  /// Where the times are put, in seconds of `comm_clock`. Each unit of a pass has its own time, without the wait before
-  /// it. Gathers and reductions have the time to start them, the norm and updates their time with waits. To
-  /// measure, the executor waits for the device. Null: nowhere.
+  /// Receives the times of entries, in seconds of `comm_clock`; null: no times. To measure, the executor waits for the
+  /// device. Each unit of a pass has its own time, without the wait before it. Gathers and reductions have the time of
+  /// their start. The norm and updates have their time with waits.
   std::vector<timed_entry>* times = nullptr;
 
-  /// Of all runs so far.
+  /// The waits of all runs so far.
   const wait_book& waits() const { return waits_; }
 
-  /// The calls counted in `book` are this run's; until `end_run`.
+  /// Counts the calls in `book` as this run's, until `end_run`.
   void begin_run(ledger& book) {
     book_ = &book;
     book.waits = &waits_;
@@ -64,7 +64,7 @@ class step_watch {
     if (book_ != nullptr) waits_.at(static_cast<int>(entry));
   }
 
-  /// The computation of an entry begins; it ends before the next one's begins.
+  /// Begins the time of an entry's computation. It ends before the next entry's begins.
   template <class Device>
   void begin(Device& device, const step_entry& e) {
     if (times == nullptr) return;
@@ -86,15 +86,15 @@ class step_watch {
   double waited_ = 0;  ///< when the entry began
 };
 
-/// An executor runs this rank's stages, by chunk. Activations and their gradients are tensors that may be of
-/// other shapes between other stages; an empty one goes into the first stage and comes out of the last.
+/// The stages that an executor runs on this rank, by chunk. Activations and their gradients are tensors, whose shapes
+/// may differ between stages. The first stage's input and the last stage's output are empty.
 ///
 ///     activation input(ctx, chunk)                               memory for what arrives from the stage before
 ///     gradient   output_gradient(ctx, chunk)                     memory for what arrives from the next stage
 ///     activation forward(ctx, chunk, microbatch, activation, saved*)         null: there will be no backward pass
 ///     gradient   backward(ctx, chunk, microbatch, saved&, gradient, weight_work*)      null: weight gradients at once
 ///
-/// For steps that do more than compute and send, also
+/// Steps with more than computation and messages also require
 ///
 ///     void       perform(ctx, step_entry)              a gather, release, reduction, norm or update where it stands
 ///     void       enter(ctx, unit, action_kind)         a pass begins to use the parameters of a unit
@@ -111,21 +111,20 @@ concept pipeline_stages =
       { s.backward(ctx, chunk, microbatch, kept, std::move(dy), deferred) } -> std::same_as<typename S::gradient>;
     };
 
-/// Runs one rank's program of a step. Receives are posted where the program has them, before they are needed; the
-/// action that takes an input waits for it. Sends are waited for at the end, or earlier for the memory they hold
-/// (`release_by_schedule`). Gradients have a communicator of their own: where a communicator runs its messages in one
-/// order, as NCCL's do, an activation that is late would hold up a gradient that is ready. Rank r of `along` is rank r
-/// of the schedule.
+/// Runs one rank's program of a step. Receives are posted at their place in the program, before they are needed; the
+/// action that uses the message waits for it. Sends are completed at the end, or earlier to release their memory
+/// (`release_by_schedule`). Gradients have a separate communicator, because some communicators (NCCL's) run messages in
+/// one order: a late activation would delay a gradient that is ready. Rank r of `along` is rank r of the schedule.
 template <compute_device Device>
 class step_executor {
  public:
-  /// Collective over `along`. Every rank is given one step, which may differ in the units of other ranks. These count
-  /// only where a message concerns them. Throws where this rank's part is one that `verify` refuses.
+  /// Collective over `along`. Every rank passes the same step, except that other ranks' units may differ where no
+  /// message concerns them. Throws if `verify` refuses this rank's part.
   step_executor(any_communicator along, step_schedule step);
   step_executor(step_executor&&) noexcept;
   step_executor& operator=(step_executor&&) noexcept;
   ~step_executor();
-  /// A pipeline's schedule alone, where nothing is gathered, reduced or updated.
+  /// Runs a pipeline's schedule without gathers, reductions and updates.
   step_executor(any_communicator along, const schedule& plan, const schedule_costs& costs = {})
       : step_executor(std::move(along), expand(plan, units_of_stages(plan.shape, false), {.clip = false}, costs)) {}
 
@@ -134,16 +133,16 @@ class step_executor {
   any_communicator& along() { return along_; }
   const any_communicator& along() const { return along_; }
 
-  /// Releases what has been sent once it has arrived by the schedule, without a question to a device, so that runs can
-  /// be recorded. This holds more memory: every activation's until its gradient is back.
+  /// Releases sent tensors when the schedule guarantees their arrival, without a query of the device, so runs can be
+  /// recorded. This keeps each activation until its gradient returns, which needs more memory.
   void release_by_schedule() { by_schedule_ = true; }
 
-  /// Where `run` puts what happened when; null: nowhere.
+  /// Receives the events of a run; null: no events.
   std::vector<pipeline_event>* events = nullptr;
-  /// Returns the measurements of runs that keep something, by the entries of the program.
+  /// Returns the measurements of runs with `keeps`, by entries of the program.
   step_watch& measured() { return watch_; }
 
-  /// The whole program. With `keeps` false, which is for programs without backward passes, nothing is kept.
+  /// Runs the whole program. With `keeps` false, for programs without backward passes, nothing is kept.
   template <class Stages>
     requires pipeline_stages<Stages, Device>
   void run(const context<Device>& ctx, Stages& stages, bool keeps = true) {
@@ -169,10 +168,11 @@ class step_executor {
       weight_work later;
       message<activation> in, out;
       message<gradient> gradient_in, gradient_out;
-      /// Releases what a forward pass has kept: in place, since g++ 12 warns of a temporary's members.
+      /// Releases the values that a forward pass has kept. It does so in place, since g++ 12 warns of a temporary's
+      /// members.
       void release_kept() { std::destroy_at(&kept), std::construct_at(&kept); }
     };
-    struct outgoing {  // empty once it is released
+    struct outgoing {  // empty after its release
       message<activation> value;
       message<gradient> back;
       request& pending() { return value.pending ? value.pending : back.pending; }
@@ -194,7 +194,7 @@ class step_executor {
 
     void run() {
       watch(this);
-      for (std::size_t line = 0; at_entry < program.size(); ++line) {  // `line`: of passes and messages
+      for (std::size_t line = 0; at_entry < program.size(); ++line) {  // `line` counts passes and messages
         while (at_entry < program.size() && between_passes(program[at_entry].op)) perform();
         if (at_entry == program.size()) break;
         const step_entry& e = program[at_entry];
@@ -227,7 +227,7 @@ class step_executor {
         fail({"step: ", describe(e), ", for which these stages have no member `perform`"});
       owner.watch_.end(ctx.device);
     }
-    /// Offloads, drops or reloads what a unit keeps of a microbatch.
+    /// Offloads, drops or reloads the values that a unit keeps of a microbatch.
     void move_kept(const step_entry& e) {
       const int unit =
           e.unit - owner.units_of_[static_cast<std::size_t>(owner.shape().stage_of(rank, e.pass.chunk))].first;
@@ -242,14 +242,14 @@ class step_executor {
       if (e.op == step_op::drop) host.drop(visit);
       if (e.op == step_op::reload) host.reload(visit);
     }
-    /// The pass that is going on waits for what it has kept of its unit, and the copies in the host's memory go.
+    /// Makes the current pass wait for the kept values of its unit, and frees their copies in the host's memory.
     void arrive_kept(int unit) {
       const auto found = offloaded.find({unit, now.microbatch});
       if (found == offloaded.end()) return;
       found->second.wait();
       offloaded.erase(found);
     }
-    /// The pass that is going on begins to use a unit of its stage. Again, where it does so already: nothing.
+    /// Makes a unit of its stage the current one of this pass. Does nothing if it already is.
     void enter(int unit) override {
       unit += owner.units_of_[static_cast<std::size_t>(stage_now)].first;
       if (unit == unit_now) return;
@@ -275,7 +275,7 @@ class step_executor {
     void end_pass() {
       const bool forward = now.kind == action_kind::forward;
       const units& of = owner.units_of_[static_cast<std::size_t>(stage_now)];
-      // Units without work in a pass, such as those without weight gradients.
+      // Enters the units without work in this pass, such as those without weight gradients.
       if (now.kind == action_kind::weight_backward)
         for (int unit = of.count; unit-- > 0;)
           if (of.first + unit < (unit_now < 0 ? of.first + of.count : unit_now)) enter(unit);
@@ -290,7 +290,7 @@ class step_executor {
                    static_cast<std::size_t>(microbatch)];
     }
 
-    /// `arrived`: sends that are through once the action has its input.
+    /// `arrived` lists the sends that are complete once the action has its input.
     void compute(const action& what, const std::vector<std::size_t>& arrived) {
       const step_entry step{step_op::pass, -1, what, {}};
       const int chunk = what.chunk, microbatch = what.microbatch;
@@ -397,8 +397,8 @@ class step_executor {
         for (; oldest < sent.size() && sent[oldest].pending().done(); ++oldest) release(sent[oldest]);
       }
     }
-    /// Distinguishes the messages from one rank to another, on the communicator of their kind: small, because MPI
-    /// promises tags up to 32767 only.
+    /// Returns a tag that distinguishes the messages from one rank to another on one communicator. It is small, because
+    /// MPI only guarantees tags up to 32767.
     int tag_of(const transfer& t) const {
       const pipeline_shape& shape = owner.shape();
       int chunk = 0;
@@ -408,7 +408,7 @@ class step_executor {
 
     std::size_t begin(const step_entry& step) {
       if (!owner.events) return 0;
-      if (step.op == step_op::pass) ctx.device.synchronize();  // what it waited for is not its own time
+      if (step.op == step_op::pass) ctx.device.synchronize();  // the wait for earlier work is not part of its time
       owner.events->push_back({step, comm_clock(), 0, 0, 0});
       return owner.events->size() - 1;
     }
@@ -430,9 +430,9 @@ class step_executor {
     std::vector<slot> slots;
     std::map<std::pair<int, int>, offloaded_unit<Device>> offloaded;  ///< by unit and microbatch
     std::deque<outgoing> sent;                                        ///< in the program's order
-    std::size_t oldest = 0;                                           ///< that has not been released
-    std::size_t at_entry = 0;                                         ///< of the program: the next one
-    action now{};                                                     ///< the pass that is going on
+    std::size_t oldest = 0;                                           ///< index of the first send that is not released
+    std::size_t at_entry = 0;                                         ///< index of the next entry of the program
+    action now{};                                                     ///< the current pass
     int stage_now = 0, unit_now = -1;
   };
   struct units {
@@ -443,7 +443,7 @@ class step_executor {
   any_communicator along_, back_;
   step_schedule step_;
   std::vector<units> units_of_;                    ///< of each stage
-  std::vector<std::vector<std::size_t>> arrived_;  ///< before each pass or message, by the schedule
+  std::vector<std::vector<std::size_t>> arrived_;  ///< sends to release before each pass or message, by the schedule
   bool by_schedule_ = false;
   step_watch watch_;
 };
@@ -464,7 +464,7 @@ step_executor<Device>::step_executor(any_communicator along, step_schedule step)
   for (const std::vector<step_entry>& program : all)
     for (const step_entry& line : program)
       gradients = gradients || (line.op == step_op::send && line.transfer.kind == transfer_kind::gradient);
-  if (gradients) back_ = along_.split(0, along_.rank(), along_.label());  // counted under its label
+  if (gradients) back_ = along_.split(0, along_.rank(), along_.label());  // counted under the same label
 }
 
 template <compute_device Device>

@@ -1,4 +1,4 @@
-// The norm of gradients of any layout over the mesh of one stage, and the factor by which clipping scales them.
+// The norm of gradients of any layout over the mesh of one stage, and the factor of clipping.
 #pragma once
 
 #include <algorithm>
@@ -15,37 +15,36 @@
 
 namespace plait {
 
-/// The norm of the gradients of one stage, every element counted once (`training_step` adds up the stages). A
-/// parameter's squares are summed over the axes that shard it as stored, or cut it into pieces. They are not summed
-/// over other axes, because the gradient is invariant there. Each distinct set of axes needs one reduction of one
-/// number.
+/// The norm of the gradients of one stage; it counts every element once. (`training_step` sums over stages.) A
+/// parameter's squares are summed over the axes that shard its stored layout or split it into slices. On other axes the
+/// gradient is invariant, so they are not summed there. Each distinct set of axes needs one reduction of one number.
 template <class Precision, compute_device Device = cpu>
 class gradient_norm {
   using G = gradient_of<Precision>;
 
  public:
-  /// Adds a gradient; one that several stages of a pipeline share only where it counts.
+  /// Adds a gradient. If several pipeline stages share it, only the stage where it counts adds it.
   void add(const context<Device>& ctx, const reduced_gradient<Precision, Device>& g);
-  /// The sum of the squares, equal on every rank of the stage: one number in the device's memory, valid as long as this
-  /// object. Collective over the mesh.
+  /// Returns the sum of the squares, equal on every rank of the stage: one number in the device's memory, valid as long
+  /// as this object. Collective over the mesh.
   const double* squares(const context<Device>& ctx);
-  /// Writes the sum of the squares of all `stages` to `to`, in the device's memory; exact where the context wants sums
-  /// that no layout changes. Collective over the mesh and the stages.
+  /// Writes the sum of the squares of all `stages` to `to`, in the device's memory. The sum is exact if the context's
+  /// sums are deterministic. Collective over the mesh and the stages.
   void sum_over(const context<Device>& ctx, any_communicator& stages, double* to);
-  /// The norm, on the host.
+  /// Returns the norm, on the host.
   double total(const context<Device>& ctx);
 
  private:
-  /// The sum of the squares as integers in the device's memory; `kernels::sum_of_bins` makes one number. They are
-  /// exact, and can be added over stages in any order. Ranks that have equal gradients share them out.
+  /// Returns the sum of the squares as integers in the device's memory; `kernels::sum_of_bins` converts them to one
+  /// number. They are exact, so stages can add them in any order. Ranks with equal gradients each sum a share of them.
   std::int64_t* exact_squares(const context<Device>& ctx)
     requires has_deterministic_products<Device>;
   struct part {
     axis_list axes;
-    any_communicator* group;  ///< null where no axis cuts them
+    any_communicator* group;  ///< null if no axis splits them
     std::vector<kernels::const_elements<G>> gradients;
   };
-  /// Rank `index` of `ranks` has these of n elements, which begin where vectors may.
+  /// The range of n elements that rank `index` of `ranks` sums. It begins at an aligned element.
   static element_range share_of(std::int64_t n, std::int64_t ranks, std::int64_t index) {
     constexpr std::int64_t together = 64;
     const std::int64_t each = ((n + ranks - 1) / ranks + together - 1) / together * together;
@@ -66,8 +65,8 @@ class gradient_norm {
   std::vector<part> parts_;
 };
 
-/// The factor by which clipping to `limit` multiplies gradients (`kernels::clip_factor`), for loops of a program's own.
-/// Throws where the norm is not finite: no factor makes such gradients fit for an update.
+/// The factor by which clipping to `limit` multiplies gradients (`kernels::clip_factor`), for a program's own loop.
+/// Throws if the norm is not finite, since no factor makes such gradients usable.
 inline double clip_factor(double norm, double limit) {
   if (!std::isfinite(norm))
     fail({"clip_factor: the gradient norm is ", norm,

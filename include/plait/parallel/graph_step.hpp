@@ -1,4 +1,4 @@
-// A training step recorded as a CUDA graph and replayed, with equal numbers.
+// Records a training step as a CUDA graph and replays it, with equal results.
 #pragma once
 
 #include "plait/comm/threads.hpp"
@@ -8,17 +8,19 @@
 
 namespace plait {
 
-/// Runs a `training_step` as a graph. It runs the step twice as it is, so that all memory is there, then records it,
-/// and replays it from then on. Loading data and reading the result stay outside of it, and so does the optimizer's
-/// `begin_step`, whose numbers lie in the device's memory. A replay is not counted in the ledger, and a deadline covers
-/// it as one operation. In two cases the step runs unrecorded, in the memory of the graph: values of the step are
-/// compared (`value_check`), or a parameter's values have changed outside a step, as by a loaded checkpoint. The next
-/// step is recorded anew. A program must change values on every rank, since NCCL records on all or on none. The ranks
-/// of a pipeline each record their own stages, and launch together. Destroy it before the world: NCCL ends no
-/// communicator while there is a graph that holds its calls.
+/// Runs a `training_step` as a graph. It runs the step twice without recording, so that all memory is allocated; then
+/// it records the step, and replays it from then on. Loading data, reading results and the optimizer's `begin_step`,
+/// which writes its numbers to the device's memory, stay outside the graph. comm/metrics.hpp does not count replays,
+/// and a deadline covers a replay as one operation.
 ///
-/// Throws `plait::error` where a replay could not be the step: with dropout, whose masks are numbered on the host, and
-/// on in-process ranks, whose threads meet for every collective.
+/// In two cases a step runs unrecorded, in the graph's memory, and the next step is recorded again. Either the step
+/// compares values (`value_check`), or a parameter's values have changed outside a step, such as by a loaded
+/// checkpoint. A program must change values on every rank, since NCCL records on all ranks or on none. Each rank of a
+/// pipeline records its own stages, and all launch together. Destroy this object before the world: NCCL cannot destroy
+/// a communicator while a graph holds its calls.
+///
+/// Throws `plait::error` if a replay would differ from the step. This holds for dropout, whose masks the host numbers,
+/// and for in-process ranks, whose threads synchronise in every collective.
 template <class Step>
 class graph_step {
  public:
@@ -38,7 +40,7 @@ class graph_step {
 
   void run(const context<cuda>& ctx) {
     if (runs_ < 2 || values_changed() || ctx.ranks.checks().on()) {
-      graph_.reset();  // a step that is launched needs as much memory, and is handed the graph's
+      graph_.reset();  // an unrecorded step needs as much memory and takes the graph's
       ++runs_;
       return step_.run(ctx);
     }
@@ -52,11 +54,11 @@ class graph_step {
     graph_.launch();
     ctx.ranks.root().watch("replayed step");
   }
-  /// Whether steps are replayed by now.
+  /// Whether steps are now replayed.
   bool replaying() const { return static_cast<bool>(graph_); }
 
  private:
-  /// A recorded step does not round values that the optimizer has rounded.
+  /// Whether values changed outside the step; a recorded step does not round values that the optimizer has rounded.
   bool values_changed() const {
     bool changed = false;
     step_.model().visit([&](auto& p) { changed = changed || p.values_changed(); });

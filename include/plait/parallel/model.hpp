@@ -1,4 +1,4 @@
-// The concept of a model, whole or one stage, from token ids to a summed loss.
+// The concept of a model, whole or one pipeline stage, from token ids to a summed loss.
 #pragma once
 
 #include <concepts>
@@ -11,8 +11,8 @@
 
 namespace plait {
 
-/// A model as a pipeline runs it: one stage from token ids to a summed loss, or the whole model where there is one
-/// stage. `language_model` is one; a program's own has
+/// A model that a pipeline runs: one stage from token ids to a summed loss, or the whole model with one stage.
+/// `language_model` models this concept. A program's own model has
 ///
 ///     types       precision_type; device; tokens (a tensor of ids, and of labels); activation (what goes from stage to
 ///                 stage) and gradient (its gradient, going back); logits; saved (what a forward pass keeps);
@@ -27,18 +27,18 @@ namespace plait {
 ///     ignore_index(), documents(), dropout()
 ///     order()     the `sequence_order` of its tokens; not needed where they are never in zigzag order
 ///
-/// A model that makes its loss in chunks of tokens has `loss_in_backward()`. Where that is true, a training step calls
-/// `keep_for_loss(mb, x, saved&)` in place of forward_loss. It then gives backward_loss a pointer to the loss.
+/// A model that computes its loss in chunks of tokens has `loss_in_backward()`. If this returns true, a training step
+/// calls `keep_for_loss(mb, x, saved&)` instead of forward_loss. It then passes a pointer to the loss to backward_loss.
 ///
-/// A parameter that the first and the last stage both have is marked (`parameter_info::tied_across_stages`).
+/// A parameter that the first and the last stage share must be marked (`parameter_info::tied_across_stages`).
 ///
-/// A model may give its parameters in several units, so that data parallelism communicates one while others are used.
-/// Then it also has `units()`, their number, and `visit_unit(i, f)`. It calls `mb.enter(i)` where a pass begins to use
-/// unit i, in the order 0, 1, ... going forward and in reverse going back. Otherwise a stage is one unit.
+/// A model may divide its parameters into several units, so that data parallelism communicates one unit while others
+/// are in use. It then also has `units()`, their number, and `visit_unit(i, f)`. Its passes call `mb.enter(i)` before
+/// they use unit i: forward in the order 0, 1, ..., backward in reverse. Otherwise a stage is one unit.
 ///
 /// A model whose activations can be offloaded has `visit_kept(i, saved&, f)`. It calls f for tensors and buffers that
-/// passes of unit i keep. No pass of another unit may read them, but the forward pass of the next one. What it leaves
-/// out stays on the device.
+/// passes of unit i keep. Passes of other units must not read them, except the forward pass of the next unit. Values
+/// that it does not visit stay on the device.
 template <class M>
 concept model = requires(M& m, const M& c, const microbatch<typename M::device>& mb, const typename M::tokens& ids,
                          typename M::activation x, typename M::gradient dy, typename M::saved& kept,
@@ -57,14 +57,14 @@ concept model = requires(M& m, const M& c, const microbatch<typename M::device>&
   { c.dropout() } -> std::convertible_to<double>;
 };
 
-/// Whether a stage gives its parameters in units that it announces (see `model`).
+/// Whether a stage divides its parameters into announced units (see `model`).
 template <class M>
 concept announces_units = requires(M& m) {
   { m.units() } -> std::convertible_to<int>;
   m.visit_unit(0, detail::any_visitor{});
 };
 
-/// Whether what a stage keeps can be offloaded (see `model`).
+/// Whether a stage's kept values can be offloaded (see `model`).
 template <class M>
 concept gives_kept = requires(M& m, typename M::saved& kept) { m.visit_kept(0, kept, detail::any_visitor{}); };
 
@@ -73,8 +73,8 @@ namespace detail {
 template <class M>
 concept may_make_loss_in_backward = requires(const M& m) { m.loss_in_backward(); };
 
-/// The forward pass of a training step from the last stage's layers to the loss; `take(sum)` gets it, now or in the
-/// backward pass.
+/// The forward pass of a training step from the last stage's layers to the loss. `take(sum)` receives the loss, in this
+/// call or in the backward pass.
 template <class M, class Take>
 void forward_loss_of_step(M& m, const microbatch<typename M::device>& mb, typename M::activation x,
                           const typename M::tokens& labels, typename M::saved& kept, Take&& take) {
@@ -82,7 +82,7 @@ void forward_loss_of_step(M& m, const microbatch<typename M::device>& mb, typena
     if (m.loss_in_backward()) return m.keep_for_loss(mb, std::move(x), kept);
   take(m.forward_loss(mb, std::move(x), labels, &kept));
 }
-/// The backward pass of what `forward_loss_of_step` runs.
+/// The backward pass of `forward_loss_of_step`.
 template <class M, class Take>
 typename M::gradient backward_loss_of_step(M& m, const microbatch<typename M::device>& mb,
                                            const typename M::tokens& labels, typename M::saved& kept,

@@ -1,4 +1,4 @@
-// The copies in the host's memory of what a unit of a stage keeps of one microbatch.
+// Copies, in the host's memory, of the values that a stage's unit keeps of one microbatch.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace plait {
 
-/// The stream that copies activations to the host's memory and back: the device's own one for that, or its side stream.
+/// The stream that copies activations to the host's memory and back: the device's copy stream, or its side stream.
 template <compute_device Device>
 typename Device::stream copy_stream_of(const Device& device) {
   if constexpr (requires { device.copy_stream(); })
@@ -19,21 +19,21 @@ typename Device::stream copy_stream_of(const Device& device) {
     return device.side_stream();
 }
 
-/// The copies in the host's memory of what a unit keeps of one microbatch. `visit(f)` calls f for each of its tensors
-/// and buffers, in one order in all calls; views, and what is empty, stay as they are. The calls follow each other as
-/// `verify` demands of their entries in a step.
+/// Copies, in the host's memory, of the values that a unit keeps of one microbatch. `visit(f)` calls f for each of the
+/// unit's tensors and buffers, in the same order in all calls. Views and empty tensors are skipped. The calls must come
+/// in the order that `verify` requires of their entries.
 template <compute_device Device>
 class offloaded_unit {
  public:
   explicit offloaded_unit(Device& device) : device_(&device), copies_(copy_stream_of(device)) {}
   offloaded_unit(const offloaded_unit&) = delete;
   offloaded_unit& operator=(const offloaded_unit&) = delete;
-  /// Memory that a copy still uses goes, where a step has failed.
+  /// Frees memory that a copy may still use, after a step has failed.
   ~offloaded_unit() {
     if (under_way_) device_->main_stream().wait(copied_);
   }
 
-  /// Starts the copies to the host's memory, after all work in the main stream so far.
+  /// Starts the copies to the host's memory, after all current work of the main stream.
   template <class Visit>
   void offload(Visit&& visit) {
     begin_copies();
@@ -43,7 +43,7 @@ class offloaded_unit {
     });
     end_copies();
   }
-  /// Frees the device's memory: the main stream waits for the copies first, so that it cannot be used again before.
+  /// Frees the device's memory. First the main stream waits for the copies, so no later work can overwrite the memory.
   template <class Visit>
   void drop(Visit&& visit) {
     wait();
@@ -51,7 +51,7 @@ class offloaded_unit {
       if (bytes_of(memory) > 0) static_cast<void>(taken_from(memory));
     });
   }
-  /// Takes memory on the device and starts the copies back.
+  /// Allocates memory on the device and starts the copies back.
   template <class Visit>
   void reload(Visit&& visit) {
     std::vector<void*> to;
@@ -64,7 +64,7 @@ class offloaded_unit {
     for (std::size_t i = 0; i < to.size(); ++i) device_->copy(to[i], host_[i].data(), host_[i].bytes(), copies_);
     end_copies();
   }
-  /// Work that is put into the main stream from now on begins after the copies.
+  /// Makes later work of the main stream wait for the copies.
   void wait() {
     if (std::exchange(under_way_, false)) device_->main_stream().wait(copied_);
   }
@@ -105,7 +105,7 @@ class offloaded_unit {
   typename Device::stream copies_;
   std::vector<buffer<Device>> host_;
   typename Device::event copied_;
-  bool under_way_ = false;  ///< whether there are copies that the main stream has not waited for
+  bool under_way_ = false;  ///< whether the main stream has not yet waited for copies
 };
 
 }  // namespace plait

@@ -1,4 +1,5 @@
-// Hashes of a model's parameters, of each and of all, that do not depend on the mesh. By them two runs are compared.
+// Hashes of a model's parameters, one each and one in total. They do not depend on the mesh, so two runs can be
+// compared.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +19,8 @@
 
 namespace plait {
 
-/// A parameter's whole value or gradient, gathered on every rank, in host memory: row-major, with padding. `values` is
-/// this rank's piece of its part, which is of the parameter's stored layout. Collective over the mesh.
+/// Gathers a parameter's whole value or gradient on every rank, in host memory: row-major, with padding. `values` is
+/// this rank's slice of its part in the parameter's stored layout. Collective over the mesh.
 template <class E, class Precision, compute_device Device>
 std::vector<E> gather_whole(const context<Device>& ctx, const parameter<Precision, Device>& p, const E* values) {
   layout whole = p.stored();
@@ -59,7 +60,7 @@ std::uint64_t hash_of_whole(const context<Device>& ctx, const parameter<Precisio
   return fnv1a(bytes, fnv1a(p.name()));
 }
 
-/// A parameter's hashes as they travel, without its name.
+/// A parameter's hashes without its name, in the form that ranks send.
 struct sent_hashes {
   std::uint64_t value, gradient;
   std::uint64_t has_gradient;
@@ -67,7 +68,7 @@ struct sent_hashes {
   std::int64_t stage;
 };
 
-/// Returns the hashes of all ranks of a pipeline, by stage: `chunks` are the hashes of this rank's stages. Collective.
+/// Returns the hashes of all ranks of a pipeline, by stage. `chunks` are the hashes of this rank's stages. Collective.
 template <compute_device Device, class Pipeline>
 std::vector<parameter_hash> hashes_of_stages(const context<Device>& ctx, Pipeline& model,
                                              const std::vector<std::vector<parameter_hash>>& chunks) {
@@ -101,11 +102,11 @@ std::vector<parameter_hash> hashes_of_stages(const context<Device>& ctx, Pipelin
 
 }  // namespace detail
 
-/// Returns the hashes of each parameter, in the order of the forward pass, equal on every rank. They do not depend on
-/// the mesh, on how data parallelism cuts parameters, or on which stage of a pipeline has which. A parameter that
-/// several layers or stages share counts once. `gradients` are the reduced ones that the last step has left, before
-/// clipping; there must have been a step. Collective over the mesh, and over the stages of a pipeline. Every parameter
-/// is gathered, one after the other, so the place to ask is between steps.
+/// Returns the hashes of each parameter in the order of the forward pass, equal on every rank. They do not depend on
+/// the mesh, on data parallelism, or on the stages that hold parameters. A parameter that several layers or stages
+/// share counts once. `gradients` includes hashes of the last step's reduced gradients before clipping; then there must
+/// have been a step. Collective over the mesh and the pipeline's stages. It gathers one parameter at a time; call it
+/// between steps.
 template <compute_device Device, class Model>
 std::vector<parameter_hash> parameter_hashes(const context<Device>& ctx, Model& model, bool gradients = false) {
   std::vector<parameter_hash> here;
@@ -130,15 +131,15 @@ std::vector<parameter_hash> parameter_hashes(const context<Device>& ctx, Model& 
   }
 }
 
-/// Returns the hash of all weights: the sum of their hashes, each folded onto its lower half.
+/// Returns the hash of all weights: the sum of their hashes, each folded to its lower half.
 inline std::uint64_t weights_hash(const std::vector<parameter_hash>& all) {
   std::uint64_t sum = 0;
   for (const parameter_hash& p : all) sum += p.value ^ (p.value >> 32);
   return sum;
 }
 
-/// A hash of all weights, without padding: equal hashes mean equal weights, on whatever mesh and however the layers are
-/// shared out. Collective over the mesh, and over the stages of a pipeline.
+/// Returns a hash of all weights without padding. Equal hashes mean equal weights, on any mesh and for any placement of
+/// layers. Collective over the mesh and the pipeline's stages.
 template <compute_device Device, class Model>
 std::uint64_t weights_hash(const context<Device>& ctx, Model& model) {
   return weights_hash(parameter_hashes(ctx, model));

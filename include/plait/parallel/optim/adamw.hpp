@@ -1,5 +1,5 @@
-// AdamW on reduced gradients of parameters, or on the caller's tensors. A gradient that is partial does
-// not compile.
+// AdamW on reduced gradients of parameters, or on the caller's tensors. A gradient that is still partial does not
+// compile.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@
 namespace plait {
 namespace detail {
 
-/// A gradient that may update a parameter stored as `Stored`: complete on every axis, and of the dual spec.
+/// Requires a gradient that can update a parameter stored as `Stored`: complete on every axis, and with the dual spec.
 template <class Stored, class Gradient>
 struct optimizer_value {
   static constexpr verdict value = [] {
@@ -54,19 +54,17 @@ struct adamw_options {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double epsilon = 1e-8;
-  double weight_decay = 0.1;  ///< on parameters that decay
+  double weight_decay = 0.1;  ///< for parameters that decay
   moment_type moments = moment_type::full;
 };
 
-/// AdamW with decoupled weight decay (Loshchilov and Hutter 2019). Its state lies as the parameters are stored, in the
-/// format of `adamw_options::moments`. It belongs to a parameter by its name, so that any parameter may be left out of
-/// any step. The corrections of bias count a parameter's own updates. Stochastic rounding depends only on the context's
-/// seed, the step, the parameter's name and the global index, so it is equal on every layout. Blocks of moments are
-/// counted in what a rank would store of the array in which a parameter lies. Data parallelism must not cut them
-/// (`bucket_cut::blocks`).
+/// AdamW with decoupled weight decay (Loshchilov and Hutter 2019). Its state has the parameters' stored layout, in the
+/// format of `adamw_options::moments`. State is assigned to parameters by name, so a step may omit any parameter. Bias
+/// corrections count a parameter's own updates. Stochastic rounding depends only on the context's seed, the step, the
+/// parameter's name and the global index, so it is equal on every layout. Blocks of moments are counted in the stored
+/// elements of the parameter's array. Data parallelism must not split them (`bucket_cut::blocks`).
 ///
-/// Values that change from step to step lie in the device's memory, so a step waits for nothing and can be replayed as
-/// a graph.
+/// Numbers that change in each step are in the device's memory, so a step does not wait and can be replayed as a graph.
 ///
 ///     optimizer.begin_step(ctx, learning_rate);
 ///     optimizer.update(ctx, layer);
@@ -84,21 +82,21 @@ class adamw {
 
   /// Starts a step, in which every parameter may be updated once. Gradients are multiplied with `gradient_scale`.
   void begin_step(const context<Device>& ctx, double learning_rate, double gradient_scale = 1.0);
-  /// Replaces the step's gradient scale by the factor of `clip` in the device's memory; where its `update` is 0, the
+  /// Replaces the step's gradient scale by the factor in `clipped`, in the device's memory. If its `update` is 0, the
   /// step changes nothing.
   void clip_by(const context<Device>& ctx, const kernels::clip_numbers* clipped);
-  /// A training step begins to run: throws unless `begin_step` was called once since the last update or run, as it
-  /// counts steps for the corrections of the moments' bias.
+  /// Called when a training step begins to run. Throws unless `begin_step` was called exactly once since the last
+  /// update or run, because it counts steps for the bias corrections.
   void take_step();
-  /// The last step turned out to have been skipped: it does not count for the corrections of the moments' bias.
+  /// Called when the last step was skipped, so the bias corrections do not count it.
   void forget_step();
 
-  /// Takes a parameter as data parallelism has cut it: of a state that was loaded before, this rank keeps its slice.
-  /// Throws where the parameter is cut within a block of 8-bit moments. Throws also for 8-bit moments where sums have
-  /// one order, because blocks are counted in what a rank stores.
+  /// Takes a parameter after data parallelism has split it; of a loaded state this rank keeps its slice. Throws if the
+  /// parameter is split within a block of 8-bit moments. Throws also for 8-bit moments with deterministic sums, because
+  /// blocks depend on the elements that a rank stores.
   void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p);
 
-  /// The checks of `prepare`.
+  /// Makes the checks of `prepare`.
   void check_cut(const context<Device>& ctx, const parameter<Precision, Device>& p) const {
     if (options_.moments != moment_type::int8) return;
     require_any_order(ctx, "adamw",
@@ -120,13 +118,13 @@ class adamw {
     std::vector<reduced> all = detail::reduced_gradients<Precision>(ctx, layer, layers...);
     update(ctx, std::span<reduced>(all));
   }
-  /// A gradient of another precision is refused in words.
+  /// Refuses a gradient of another precision with a readable text.
   template <class Other>
     requires(!std::is_same_v<Other, Precision>)
   void update(const context<Device>&, const reduced_gradient<Other, Device>&) {
     detail::require_one_precision<Precision, Other>();
   }
-  /// A parameter itself is no gradient.
+  /// Refuses a parameter in place of its gradient.
   template <class Parameter>
     requires requires(Parameter& p) { p.gather_plan(); }
   void update(const context<Device>&, Parameter&) {
@@ -134,8 +132,8 @@ class adamw {
                   "an optimizer takes what `reduce` returns, so that no reduction is forgotten: write "
                   "optimizer.update(ctx, parameter.reduce(ctx))");
   }
-  /// Updates a tensor of the caller's, whose state is known by `name`. A gradient that is still partial over some
-  /// axis does not compile: that is a forgotten reduction.
+  /// Updates a tensor of the caller; `name` identifies its state. A gradient that is still partial over some axis does
+  /// not compile, because its reduction was forgotten.
   template <spec_like Stored, spec_like Gradient>
   void update(const context<Device>& ctx, const std::string& name, tensor<M, Stored, Device>& p,
               const tensor<G, Gradient, Device>& gradient, bool decays = true) {
@@ -156,13 +154,13 @@ class adamw {
                0,
                {kernels::run_map::of(part), 0, parameter<Precision, Device>::stream_of(name)}}});
   }
-  /// How many steps there were, without skipped ones.
+  /// The number of steps, without skipped ones.
   std::int64_t step() const { return step_; }
-  /// Continues as after `steps` steps: for code that loads what `visit_state` shows.
+  /// Continues after `step` steps, for code that loads the state of `visit_state`.
   void resume(std::int64_t step, std::map<std::string, std::int64_t> missed = {});
-  /// The steps that each parameter was left out of, where there are any: part of the state, as `step` is.
+  /// For each parameter that steps omitted: the number of these steps. Part of the state, like `step`.
   std::map<std::string, std::int64_t> missed_steps() const { return moments_.missed_steps(); }
-  /// Calls f(optimizer_tensor) for both moments of this rank's slice of `p`; they are zero where there was no step yet.
+  /// Calls f(optimizer_tensor) for both moments of this rank's slice of `p`; they are zero before the first step.
   template <class F>
   void visit_state(const context<Device>& ctx, const parameter<Precision, Device>& p, F&& f) {
     using code = optimizer_tensor::code;
@@ -177,12 +175,12 @@ class adamw {
     f(optimizer_tensor{"exp_avg_sq", coded ? code::second_moment : code::none, type, memory + at.second,
                        coded ? memory + at.second_scales : nullptr, place, n});
   }
-  /// Returns the numbers of the step, in the device's memory, for an optimizer that leaves parameters to this one.
+  /// Returns the numbers of the step, in the device's memory, for an optimizer that passes parameters to this one.
   /// Valid from the first step on, as long as this object.
   const kernels::adamw_scalars* scalars() const { return scalars_.template data<kernels::adamw_scalars>(); }
 
  private:
-  /// The numbers that all ranks must be given alike.
+  /// The numbers that must be equal on all ranks.
   std::vector<setting> numbers_of(double learning_rate, double gradient_scale) const {
     return {{"learning_rate", exact_text(learning_rate)}, {"gradient_scale", exact_text(gradient_scale)},
             {"beta1", exact_text(options_.beta1)},        {"beta2", exact_text(options_.beta2)},
@@ -191,8 +189,8 @@ class adamw {
   }
   kernels::adamw_settings settings() const { return {options_.beta1, options_.beta2, options_.epsilon}; }
 
-  /// Notes both moments of this rank's slice, except in the first step, where they are zero. Moments of 8 bits are not
-  /// noted: they are codes, whose difference means nothing.
+  /// Notes both moments of this rank's slice for comparison, except in the first step, when they are zero. 8-bit
+  /// moments are not noted, since differences of codes have no meaning.
   void note_moments(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     if constexpr (!only_counts<Device>) {
       if (step_ == 1 || options_.moments == moment_type::int8 || !detail::notes_values(ctx)) return;
@@ -206,13 +204,13 @@ class adamw {
     }
   }
 
-  /// The place of the first element of a parameter's slice in a block of moments.
+  /// The index of a slice's first element in its block of moments.
   static std::int64_t place_of(const parameter<Precision, Device>& p) {
     return (p.array_offset() + p.slice().begin) % kernels::moment_block;
   }
   double decay_of(bool decays) const { return decays ? options_.weight_decay : 0; }
 
-  /// One tensor of a step, or the slice of it that this rank updates.
+  /// One tensor of a step, or this rank's slice of it.
   struct one {
     M* master;
     const G* gradient;
@@ -220,13 +218,13 @@ class adamw {
     std::int64_t size;
     double weight_decay;
     std::string name;
-    std::int64_t place;  ///< of its first element in a block of moments
+    std::int64_t place;  ///< of its first element in its block of moments
     kernels::rounded_elements elements;
-    std::shared_ptr<const void> owner{};  ///< what lives as long as a parameter; null for a tensor of the caller's
+    std::shared_ptr<const void> owner{};  ///< an object with the parameter's lifetime; null for a tensor of the caller
     std::byte* state = nullptr;
   };
 
-  /// Puts the numbers of this step into the device's memory, for parameters that missed `missed` steps.
+  /// Writes the numbers of this step to the device's memory, for parameters that missed `missed` steps.
   void put_numbers(const context<Device>& ctx, buffer<Device>& to, std::int64_t missed) {
     if (to.empty()) to = make_buffer<kernels::adamw_scalars>(ctx.device, 1);
     auto numbers = kernels::adamw_scalars_of(settings(), learning_rate_, std::max<std::int64_t>(1, step_ - missed),
@@ -242,7 +240,7 @@ class adamw {
   const kernels::adamw_scalars* numbers_for(const context<Device>& ctx, std::int64_t missed) {
     if (missed == 0) return scalars();
     buffer<Device>& numbers = late_[missed];
-    if (numbers.empty()) {  // of a parameter's first update
+    if (numbers.empty()) {  // for a parameter's first update
       put_numbers(ctx, numbers, missed);
       take_clip(ctx, numbers, &scalars()->gradient_scale, &scalars()->update);
     }
@@ -260,7 +258,7 @@ class adamw {
   void run(const context<Device>& ctx, const std::vector<one>& tensors, const kernels::adamw_scalars* numbers) {
     if (options_.moments == moment_type::bf16) return run_rounded<bf16>(ctx, tensors, numbers);
     if (options_.moments == moment_type::int8) return run_rounded<std::uint8_t>(ctx, tensors, numbers);
-    if constexpr (!std::is_same_v<M, A>) {  // no masters, so that values are rounded
+    if constexpr (!std::is_same_v<M, A>) {  // no masters, so values are rounded
       run_rounded<A>(ctx, tensors, numbers);
     } else {
       std::vector<kernels::adamw_tensor<M, G, W>> all;
@@ -295,7 +293,7 @@ class adamw {
   adamw_options options_;
   optimizer_state<Device> moments_{"adamw"};
   buffer<Device> scalars_;
-  std::map<std::int64_t, buffer<Device>> late_;  ///< as `scalars_`, by the steps that parameters missed
+  std::map<std::int64_t, buffer<Device>> late_;  ///< like `scalars_`, by the number of missed steps
   std::int64_t step_ = 0;                        ///< for the corrections of bias
   int begun_ = 0;                                ///< calls of begin_step since the last update
   double learning_rate_ = 0, gradient_scale_ = 1;
@@ -329,7 +327,7 @@ void adamw<Precision, Device>::begin_step(const context<Device>& ctx, double lea
   std::map<std::int64_t, buffer<Device>> late;
   for (const auto& [name, missed] : moments_.missed_steps()) {
     if (late.contains(missed)) continue;
-    buffer<Device>& numbers = late[missed] = std::move(late_[missed]);  // where a graph reads them
+    buffer<Device>& numbers = late[missed] = std::move(late_[missed]);  // stays at the address that a graph reads
     put_numbers(ctx, numbers, missed);
   }
   late_ = std::move(late);

@@ -1,4 +1,4 @@
-// One of plait's optimizers, chosen when a program runs, as from its command line.
+// One of plait's optimizers, chosen at run time, such as from a command line.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +16,11 @@
 
 namespace plait {
 
-/// The options of an optimizer; their type selects which one it is.
+/// The options of an optimizer; their type selects the optimizer.
 using optimizer_options = std::variant<adamw_options, muon_options>;
 
-/// Returns the bytes that an optimizer keeps for a parameter whose `elements` on this rank it updates. `place` is the
-/// place of the first of them in its block (`moment_places`).
+/// Returns the bytes of state that an optimizer keeps for `elements` of a parameter that this rank updates. `place` is
+/// the index of the first element in its block (`moment_places`).
 template <class Precision>
 std::size_t moment_bytes(const optimizer_options& options, const parameter_info& info, std::int64_t elements,
                          std::int64_t place = 0) {
@@ -29,7 +29,7 @@ std::size_t moment_bytes(const optimizer_options& options, const parameter_info&
     return kernels::places_of(only->moments, full, elements, place).bytes;
   const kernels::moment_places both =
       kernels::places_of(std::get<muon_options>(options).adamw.moments, full, elements, place);
-  return is_hidden_matrix(info) ? both.second : both.bytes;  // one of the two
+  return is_hidden_matrix(info) ? both.second : both.bytes;  // bytes of one of the two optimizers
 }
 
 /// An optimizer whose options select its kind.
@@ -74,7 +74,7 @@ class chosen_optimizer {
   }
 
  private:
-  /// Muon's updates are not rounded stochastically, so that it needs masters.
+  /// Whether Muon is available. It has no stochastic rounding, so it needs masters.
   static constexpr bool has_muon = std::is_same_v<master_of<Precision>, arithmetic<master_of<Precision>>>;
   using any = std::conditional_t<has_muon, std::variant<adamw<Precision, Device>, muon<Precision, Device>>,
                                  std::variant<adamw<Precision, Device>>>;

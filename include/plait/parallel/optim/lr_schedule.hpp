@@ -1,5 +1,4 @@
-// The learning rate of every step: warm-up, then decay. Its rate goes to an optimizer's
-// `begin_step`.
+// The learning rate of every step: warm-up, then decay. Pass it to an optimizer's `begin_step`.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +14,7 @@
 
 namespace plait {
 
-/// The course of the learning rate after warm-up.
+/// The shape of the learning rate's decay after warm-up.
 enum class lr_decay { constant, linear, cosine };
 
 constexpr const char* name_of(lr_decay decay) {
@@ -23,7 +22,7 @@ constexpr const char* name_of(lr_decay decay) {
   return names[static_cast<std::size_t>(decay)];
 }
 
-/// The decay called `name`; `error` naming `field` and the legal names otherwise.
+/// Returns the decay with this name. Otherwise throws `error` with `field` and the legal names.
 inline lr_decay lr_decay_from(std::string_view name, const std::string& field = "decay") {
   for (auto decay : {lr_decay::constant, lr_decay::linear, lr_decay::cosine}) {
     if (name == name_of(decay)) return decay;
@@ -35,7 +34,7 @@ struct lr_schedule_config {
   double peak = 1e-3;
   std::int64_t steps = 1;         ///< of the whole training
   std::int64_t warmup_steps = 0;  ///< at most `steps`
-  double min_ratio = 0.1;         ///< rate of the last step over `peak`, in [0, 1]; a constant schedule ignores it
+  double min_ratio = 0.1;         ///< last step's rate over `peak`, in [0, 1]; unused by a constant schedule
   lr_decay decay = lr_decay::cosine;
   std::string peak_field = "peak";
   std::string steps_field = "steps";
@@ -43,13 +42,13 @@ struct lr_schedule_config {
   std::string min_ratio_field = "min_ratio";
 };
 
-/// The learning rate of each optimizer step, as a function of the step alone. With w warm-up steps of n and floor m:
-/// step s < w has peak (s + 1) / w, so that the first step moves and step w - 1 reaches the peak. After it,
-/// t = (s + 1 - w) / (n - w) rises to 1 at the last step. The rate is then peak (m + (1 - m) d(t)), where d is
-/// 1 (constant), 1 - t (linear) or (1 + cos(pi t)) / 2 (cosine). Steps past the last keep its rate.
+/// The learning rate of each optimizer step, as a function of the step alone, with w warm-up steps of n and floor m.
+/// Step s < w has the rate peak (s + 1) / w, so step 0 changes weights and step w - 1 has the peak. Then t = (s + 1 -
+/// w) / (n - w) rises to 1 at the last step. The rate is peak (m + (1 - m) d(t)). d is 1 (constant), 1 - t (linear) or
+/// (1 + cos(pi t)) / 2 (cosine). Later steps keep the last rate.
 class lr_schedule {
  public:
-  /// Throws `error` that names the field which is out of range.
+  /// Throws `error` with the name of a field that is out of range.
   explicit lr_schedule(lr_schedule_config config) : config_(std::move(config)) {
     const auto& c = config_;
     if (!(c.peak > 0 && std::isfinite(c.peak))) {

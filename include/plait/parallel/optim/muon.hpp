@@ -1,4 +1,4 @@
-// Muon: matrices of hidden layers move in directions that are nearly orthogonal; AdamW updates everything else.
+// Muon, which updates matrices of hidden layers in nearly orthogonal directions; AdamW updates all other parameters.
 #pragma once
 
 #include <algorithm>
@@ -28,22 +28,22 @@
 
 namespace plait {
 
-// The Newton-Schulz iteration that makes a matrix nearly orthogonal, in products of the device.
+// The Newton-Schulz iteration that makes a matrix nearly orthogonal, by products on the device.
 
-/// The polynomial of a step, a s + b s^3 + c s^5 for each singular value s, and how many steps there are. The default
-/// (Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks") brings values between 0.002 and 1 to
-/// 0.7 to 1.2 in five steps.
+/// The polynomial of a step, a s + b s^3 + c s^5 for each singular value s, and the number of steps. The default
+/// (Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks") maps values between 0.002 and 1 to
+/// values between 0.7 and 1.2 in five steps.
 struct newton_schulz_options {
   int steps = 5;
   double a = 3.4445, b = -4.7750, c = 2.0315;
-  double epsilon = 1e-7;  ///< is added to the norm that the matrix is divided by at first
+  double epsilon = 1e-7;  ///< added to the norm by which the matrix is first divided
 };
 
-/// Replaces the row-major `x` [rows, columns] by U V' nearly, where U S V' is its singular value decomposition:
+/// Replaces the row-major `x` [rows, columns] approximately by U V', where U S V' is its singular value decomposition:
 ///   X = x / (|x| + epsilon);  in each step: A = X X';  B = b A + c A^2;  X = a X + B X,
-/// with the Frobenius norm. Where there are more rows than columns, A = X' X and X = a X + X B. The result is equal,
-/// and A is smaller. T is float or double; products take factors of type `Factor`, T or, for float, bf16, and sum in T.
-/// A matrix of zeros stays so. Nothing waits on the host.
+/// with the Frobenius norm. If there are more rows than columns, A = X' X and X = a X + X B, which gives the same
+/// result with a smaller A. T is float or double. Products take factors of type `Factor` (T, or bf16 for float), and
+/// sum in T. A zero matrix stays zero. The host does not wait.
 template <class Factor, class T, compute_device Device>
 void newton_schulz(Device& device, T* x, std::int64_t rows, std::int64_t columns,
                    const newton_schulz_options& how = {}) {
@@ -90,9 +90,9 @@ void newton_schulz(Device& device, T* x, std::int64_t rows, std::int64_t columns
   }
 }
 
-// The policy of Muon: its options, which parameters it takes, and how far a matrix moves.
+// The policy of Muon: its options, the parameters that it updates, and the size of a matrix' update.
 
-/// The factor of a matrix' update, in addition to the learning rate; named as by torch.optim.Muon.
+/// The factor of a matrix' update, in addition to the learning rate; names as in torch.optim.Muon.
 enum class muon_scale : std::uint8_t {
   original,         ///< max(1, rows / columns)^0.5 (Jordan et al. 2024)
   match_rms_adamw,  ///< 0.2 max(rows, columns)^0.5, the size of AdamW's updates (Liu et al. 2025, arXiv 2502.16982)
@@ -102,10 +102,10 @@ struct muon_options {
   double momentum = 0.95;
   bool nesterov = true;
   muon_scale scale = muon_scale::match_rms_adamw;
-  double learning_rate_ratio = 1.0;  ///< the learning rate of hidden matrices over a step's, which AdamW has
-  double weight_decay = 0.1;         ///< on hidden matrices that decay
+  double learning_rate_ratio = 1.0;  ///< the learning rate of hidden matrices divided by the step's, which AdamW uses
+  double weight_decay = 0.1;         ///< for hidden matrices that decay
   newton_schulz_options newton_schulz{};
-  adamw_options adamw{};  ///< for every other parameter; its `moments` are the form of Muon's momentum as well
+  adamw_options adamw{};  ///< for all other parameters; `moments` is also the format of Muon's momentum
 };
 
 /// Throws unless the options are legal.
@@ -129,43 +129,43 @@ inline double scale_of(muon_scale scale, std::int64_t rows, std::int64_t columns
   return scale == muon_scale::original ? std::sqrt(std::max(1.0, r / c)) : 0.2 * std::sqrt(std::max(r, c));
 }
 
-// Matrices that the ranks of a group store in parts, shared out among them: each has one owner, which gets the parts,
-// works on the whole and sends the parts back.
+// Distributes matrices that a group of ranks stores in parts. Each matrix has one owner, which collects its parts,
+// works on the whole matrix and returns the parts.
 
-/// A matrix that is stored in parts: how it lies, and what its owner's work on it costs, in any unit.
+/// A matrix that is stored in parts: its layout, and the cost of its owner's work in any unit.
 struct stored_matrix {
   layout stored;
   dim_sizes sizes;
   double cost = 0;
 };
 
-/// The owners of matrices that one set of axes shards, and their exchange made ready for one rank. In each round every
-/// rank has at most one matrix, so that no more memory is needed than for one: its costliest one in the first round.
+/// The owners of the matrices that one set of axes shards, and their exchange, prepared for one rank. In each round a
+/// rank has at most one matrix, so it needs memory for one. The costliest matrix comes first.
 class matrix_owners {
  public:
-  /// A round as this rank sees it; counts and offsets are in elements.
+  /// A round from this rank's viewpoint; counts and offsets are in elements.
   struct round {
-    std::vector<int> matrices;  ///< by owner; -1 where it has none any more
-    int own = -1;               ///< this rank's
-    /// This rank's parts of the round's matrices, by owner, as they lie one after the other.
+    std::vector<int> matrices;  ///< index of each owner's matrix; -1 if it has none left
+    int own = -1;               ///< index of this rank's matrix
+    /// This rank's parts of the round's matrices: sizes and offsets, by owner.
     std::vector<std::size_t> part_size, part_at;
-    /// The parts that all ranks have of this rank's matrix.
+    /// All ranks' parts of this rank's matrix: sizes and offsets.
     std::vector<std::size_t> piece_size, piece_at;
 
     std::size_t part_elements() const { return part_at.back() + part_size.back(); }
     std::size_t own_elements() const { return piece_at.back() + piece_size.back(); }
   };
 
-  /// `axes`, in the mesh's order, have several ranks and shard every one of `matrices`. Every rank of the group gives
-  /// equal matrices in one order.
+  /// `axes`, in the mesh's order, have several ranks and shard each of `matrices`. Every rank of the group passes equal
+  /// matrices in the same order.
   matrix_owners(world& w, const axis_list& axes, const std::vector<stored_matrix>& matrices);
 
   const std::vector<round>& rounds() const { return rounds_; }
-  /// Whether the group is this rank alone, so that a part is a whole matrix and there is nothing to exchange.
+  /// Whether the group has one rank, so parts are whole matrices and no exchange is needed.
   bool alone() const { return group_ == nullptr; }
 
-  /// Returns this rank's matrix of a round, whole and row-major; empty if it has none. `parts` are this rank's parts of
-  /// the round's matrices, in memory for collectives. Collective over the group, which must not be one rank alone.
+  /// Returns this rank's whole, row-major matrix of a round; empty if it has none. `parts` holds this rank's parts of
+  /// the round's matrices, in memory for collectives. Collective over the group, which must have several ranks.
   template <compute_device Device>
   buffer<Device> collect(Device& device, const round& r, const void* parts, dtype type) const {
     const std::size_t element = size_of(type);
@@ -179,8 +179,8 @@ class matrix_owners {
     });
     return whole;
   }
-  /// The way back: sends the parts of `whole`, this rank's matrix of a round, to the ranks that store them, and writes
-  /// `parts`. Collective over the group.
+  /// The inverse: sends the parts of `whole`, this rank's matrix of a round, to the ranks that store them. Receives
+  /// this rank's `parts`. Collective over the group.
   template <compute_device Device>
   void spread(Device& device, const round& r, const void* whole, void* parts, dtype type) const {
     const std::size_t element = size_of(type);
@@ -196,7 +196,7 @@ class matrix_owners {
   std::size_t elements(int matrix, std::size_t member) const {
     return matrix < 0 ? 0 : static_cast<std::size_t>(parts_[static_cast<std::size_t>(matrix)][member].local_size());
   }
-  /// Calls f(part, whole, offset) for the part that each rank has of this rank's matrix.
+  /// Calls f(part, whole, offset) for each rank's part of this rank's matrix.
   template <class F>
   void for_each_piece(const round& r, F&& f) const {
     if (r.own < 0) return;
@@ -208,18 +208,19 @@ class matrix_owners {
   }
 
   any_communicator* group_ = nullptr;
-  std::vector<std::vector<box>> parts_;  ///< of each matrix, what each rank of the group stores
+  std::vector<std::vector<box>> parts_;  ///< for each matrix, each rank's part
   std::vector<round> rounds_;
 };
 
 /// Muon (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982) with decoupled weight decay, on the matrices of hidden
-/// layers (`is_hidden_matrix`), and AdamW on all other parameters. It keeps one moment of a matrix, as it is stored.
+/// layers (`is_hidden_matrix`), and AdamW on all other parameters. It keeps one moment per matrix, in the stored
+/// layout.
 ///
-/// The ranks of a group that store parts of matrices share the work between them: each matrix has one owner, which
-/// makes it orthogonal and sends the parts back. Ranks that store whole copies, as along dp, each do all of their work.
-/// All ranks of a stage update their parameters in one order.
+/// Ranks that store parts of matrices share the work: each matrix has one owner, which makes it orthogonal and returns
+/// the parts. Ranks with whole copies, such as along dp, each do all of the work. All ranks of a stage must update
+/// their parameters in the same order.
 ///
-/// On a GPU in bf16, the factors of products are bf16 and their sums float.
+/// On a GPU in bf16, products have bf16 factors and float sums.
 template <class Precision, compute_device Device = cpu>
 class muon {
   using M = master_of<Precision>;
@@ -248,7 +249,7 @@ class muon {
   void take_step() { others_.take_step(); }
   /// See `adamw::forget_step`.
   void forget_step() { others_.forget_step(); }
-  /// How many steps there were, without skipped ones.
+  /// The number of steps, without skipped ones.
   std::int64_t step() const { return others_.step(); }
   /// See `adamw::resume`.
   void resume(std::int64_t step, std::map<std::string, std::int64_t> missed = {}) {
@@ -256,7 +257,7 @@ class muon {
   }
   /// See `adamw::missed_steps`.
   std::map<std::string, std::int64_t> missed_steps() const { return others_.missed_steps(); }
-  /// Calls f(optimizer_tensor) for the momentum of a hidden matrix, and for others as `adamw::visit_state`.
+  /// Calls f(optimizer_tensor) for the momentum of a hidden matrix; for other parameters calls `adamw::visit_state`.
   template <class F>
   void visit_state(const context<Device>& ctx, const parameter<Precision, Device>& p, F&& f) {
     if (!is_hidden_matrix(p.info())) return others_.visit_state(ctx, p, f);
@@ -266,14 +267,14 @@ class muon {
                        momenta_.find(ctx, p.name(), n, momentum_bytes(n)), nullptr, 0, n});
   }
 
-  /// Throws where data parallelism cuts a hidden matrix, and for other parameters as `adamw::prepare` does. Collective:
-  /// a rank that owns none of the matrices takes part in making the communicators of the owners.
+  /// Throws if data parallelism splits a hidden matrix; for other parameters calls `adamw::prepare`. Collective: ranks
+  /// without matrices also take part in creating the owners' communicators.
   void prepare(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     if (!is_hidden_matrix(p.info())) return others_.prepare(ctx, p);
     check_cut(ctx, p);
-    if (p.slice().size() == 0) momenta_.drop(p.name());  // another data rank's; loaded before that was known
+    if (p.slice().size() == 0) momenta_.drop(p.name());  // another data rank's state, loaded before the split
   }
-  /// The checks of `prepare`.
+  /// Makes the checks of `prepare`.
   void check_cut(const context<Device>& ctx, const parameter<Precision, Device>& p) const {
     if (!is_hidden_matrix(p.info())) return others_.check_cut(ctx, p);
     const axis_list axes = sharding_axes(p.stored(), ctx.ranks.shape());
@@ -290,7 +291,7 @@ class muon {
     std::vector<reduced> all = detail::reduced_gradients<Precision>(ctx, layer, layers...);
     update(ctx, std::span<reduced>(all));
   }
-  /// A gradient of another precision is refused in words.
+  /// Refuses a gradient of another precision with a readable text.
   template <class Other>
     requires(!std::is_same_v<Other, Precision>)
   void update(const context<Device>&, const reduced_gradient<Other, Device>&) {
@@ -308,7 +309,7 @@ class muon {
         detail::note_update(ctx, g);
         note_momentum(ctx, p);
       }
-      if (hidden && g.size() == 0) {  // another data rank's
+      if (hidden && g.size() == 0) {  // belongs to another data rank
         static_cast<void>(p.begin_update());
         continue;
       }
@@ -340,7 +341,7 @@ class muon {
     double scale, decay;
     kernels::rounded_elements elements;
   };
-  /// The matrices that one set of axes shards, by their places in the step.
+  /// The matrices that one set of axes shards, by their indices in the step.
   struct group {
     axis_list axes;
     std::vector<std::size_t> members;
@@ -364,7 +365,7 @@ class muon {
             p.info().decays ? rate * options_.weight_decay : 0.0,
             {kernels::run_map::of(p.part()), 0, p.stream_of(p.name())}};
   }
-  /// Notes this rank's momentum, but in the first step, where it is zero.
+  /// Notes this rank's momentum for comparison, except in the first step, when it is zero.
   void note_momentum(const context<Device>& ctx, const parameter<Precision, Device>& p) {
     if constexpr (!only_counts<Device>) {
       if (step() == 1 || !detail::notes_values(ctx)) return;
@@ -402,7 +403,7 @@ class muon {
     return groups;
   }
 
-  /// One round: momenta, then this rank's matrix made orthogonal, then all updates.
+  /// Runs one round: updates momenta, makes this rank's matrix orthogonal, then applies all updates.
   void run(const context<Device>& ctx, const group& of_axes, const matrix_owners::round& r,
            const std::vector<matrix>& all) {
     auto directions = make_collective_buffer<M>(ctx.device, r.part_elements());

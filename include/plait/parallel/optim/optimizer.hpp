@@ -1,4 +1,4 @@
-// The concept of an optimizer, as a training step needs it, and one type for all of them.
+// The concept of an optimizer for training steps, and one type that holds any of them.
 #pragma once
 
 #include <algorithm>
@@ -26,26 +26,26 @@
 
 namespace plait {
 
-// The state that an optimizer keeps of each parameter between steps, by the parameter's name.
+// The state that an optimizer keeps for each parameter between steps, by the parameter's name.
 
-/// One tensor of what an optimizer keeps of a parameter's piece, in the device's memory, as checkpoints see it.
+/// One tensor of an optimizer's state for a parameter's piece, in the device's memory, for checkpoints.
 struct optimizer_tensor {
-  const char* name;  ///< as PyTorch's optimizers call it, such as "exp_avg"
-  /// How an element is kept: as a number of `type`, or in 8 bits with a scale for each block (kernels/moments.hpp).
+  const char* name;  ///< the name in PyTorch's optimizers, such as "exp_avg"
+  /// The format of an element: a number of `type`, or 8 bits with a scale per block (kernels/moments.hpp).
   enum class code : std::uint8_t { none, first_moment, second_moment } coded = code::none;
   dtype type = dtype::f32;
   std::byte* values = nullptr;
-  std::byte* scales = nullptr;  ///< of coded ones
-  std::int64_t place = 0;       ///< of the first element in its block
+  std::byte* scales = nullptr;  ///< if coded
+  std::int64_t place = 0;       ///< index of the first element in its block
   std::int64_t size = 0;        ///< elements
 };
 
-/// Bytes for each parameter on this rank, zero at first. They belong to a parameter by its name, so that any of them
-/// may be left out of any step.
+/// The state bytes of each parameter on this rank, initially zero. They are assigned to parameters by name, so a step
+/// may omit any parameter.
 template <compute_device Device>
 class optimizer_state {
  public:
-  /// `optimizer`, a literal, is its name in errors.
+  /// `optimizer` is a literal with the optimizer's name for errors.
   explicit optimizer_state(const char* optimizer) : optimizer_(optimizer) {}
 
   /// Begins a step, in which every parameter may be updated once.
@@ -54,21 +54,21 @@ class optimizer_state {
     ++begun_;
     users_.clear();
   }
-  /// The last step was skipped: no parameter that was left out of it has missed one. Called n times before the next
-  /// step, it is the last n steps: each is forgotten once, so that no count of missed steps is below 0.
+  /// Called when the last step was skipped: parameters that it omitted have then not missed it. n calls before the next
+  /// step mean the last n steps. Each step is forgotten only once, so counts of missed steps stay nonnegative.
   void forget_step() {
     if (updated_in_ != begun_) return;
     std::int64_t round = rounds_;
     for (auto at = forgotten_.rbegin(); at != forgotten_.rend() && *at == round; ++at) --round;
-    if (round <= begin_) return;  // before this object was resumed
+    if (round <= begin_) return;  // a step before `resume`
     forgotten_.insert(std::upper_bound(forgotten_.begin(), forgotten_.end(), round), round);
     for (auto& [name, state] : kept_)
-      if (state.round > round && state.left_out_of(round)) --state.missed;  // counted at its last update
+      if (state.round > round && state.left_out_of(round)) --state.missed;  // its last update has counted this step
   }
 
-  /// Returns the `bytes` of a parameter of `n` elements for its update in this step. `owner`, where it is not null, is
-  /// what lives as long as the parameter. Throws before the first step, and at a second update in one step. Throws also
-  /// where the state has another size, or belongs to another parameter that still exists.
+  /// Returns the `bytes` of a parameter of `n` elements for its update in this step. `owner` is an object with the
+  /// parameter's lifetime, or null. Throws before the first step, and at a second update in one step. Throws also if
+  /// the state has another size, or belongs to another living parameter.
   std::byte* update(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes,
                     const std::shared_ptr<const void>& owner = {}) {
     require_here();
@@ -89,8 +89,8 @@ class optimizer_state {
     state.move_to(rounds_);
     return state.memory.template data<std::byte>();
   }
-  /// A parameter, or values that are known by a name alone, are about to be updated in this step. Throws where they
-  /// share memory of the caller's with others of this step.
+  /// Registers a parameter, or values with a name only, for an update in this step. Throws if they share the caller's
+  /// memory with others of this step.
   template <class Parameter>
   void require_own_memory(const Parameter& p) {
     users_.add(p, true);
@@ -98,17 +98,17 @@ class optimizer_state {
   void require_own_memory(const std::string& name, const void* values, std::size_t bytes) {
     users_.add(name, values, bytes);
   }
-  /// Whether there is a state of a parameter of `n` elements.
+  /// Whether a parameter of `n` elements has a state.
   bool has(const std::string& name, std::int64_t n) const {
     const auto at = kept_.find(name);
     return at != kept_.end() && at->second.size == n;
   }
-  /// Bytes that stay where a state is cut.
+  /// A range of bytes to keep from a state that is split.
   struct part {
     std::size_t from, to, bytes;
   };
-  /// Keeps `parts` of a parameter's state, which is of `n` elements and `bytes` from now on: the piece that data
-  /// parallelism gives this rank.
+  /// Reduces a parameter's state to `parts`, this rank's piece under data parallelism. It then has `n` elements and
+  /// `bytes`.
   void cut(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes,
            std::initializer_list<part> parts) {
     kept& state = kept_.at(name);
@@ -119,30 +119,30 @@ class optimizer_state {
       ctx.device.copy(state.memory.template data<std::byte>() + p.to, whole.template data<std::byte>() + p.from,
                       p.bytes, ctx.device.main_stream());
   }
-  /// Of a parameter without elements on this rank it keeps only the steps that it missed.
+  /// Frees the state of a parameter without elements on this rank; the number of missed steps stays.
   void drop(const std::string& name) {
     const auto at = kept_.find(name);
     if (at != kept_.end()) at->second.memory = {}, at->second.size = 0;
   }
-  /// How many steps a parameter was left out of before its last update, from the first step on.
+  /// The number of steps that omitted a parameter before its last update.
   std::int64_t missed(const std::string& name) const {
     const auto at = kept_.find(name);
     return at == kept_.end() ? 0 : at->second.missed;
   }
-  /// As `missed`, up to the next step, of each parameter that has a state and was left out of some.
+  /// For each parameter with a state that steps omitted: their number up to the next step.
   std::map<std::string, std::int64_t> missed_steps() const {
     std::map<std::string, std::int64_t> all;
     for (const auto& [name, state] : kept_)
       if (const std::int64_t n = state.missed + missed_since(state.round, rounds_ + 1); n != 0) all.emplace(name, n);
     return all;
   }
-  /// Goes on with what `missed_steps` gave. A parameter that is not in it has missed none.
+  /// Continues with the result of `missed_steps`. Parameters that it lacks have missed no step.
   void resume(std::map<std::string, std::int64_t> missed) {
     begin_ = rounds_;
     before_ = std::move(missed);
     for (auto& [name, state] : kept_) start(name, state);
   }
-  /// Returns them, to be saved or loaded at any time.
+  /// Returns a parameter's state bytes, for saving or loading at any time.
   std::byte* find(const context<Device>& ctx, const std::string& name, std::int64_t n, std::size_t bytes) {
     return of(ctx, name, n, bytes).memory.template data<std::byte>();
   }
@@ -151,9 +151,9 @@ class optimizer_state {
   struct kept {
     buffer<Device> memory;
     std::int64_t size = 0;
-    std::int64_t updated_in = 0;         ///< the step that was begun then
-    std::int64_t round = 0, missed = 0;  ///< of the last update, and the steps that it was left out of before
-    std::uint64_t updates = 1;           ///< bit i: whether it was updated in the round `round` - i
+    std::int64_t updated_in = 0;         ///< `begun_` at the last update
+    std::int64_t round = 0, missed = 0;  ///< `rounds_` at the last update; steps that omitted the parameter before
+    std::uint64_t updates = 1;           ///< bit i: whether round `round` - i updated it
     std::weak_ptr<const void> owner;
 
     void move_to(std::int64_t next) {
@@ -161,7 +161,7 @@ class optimizer_state {
       updates = (by < 64 ? updates << by : 0) | 1;
       round = next;
     }
-    /// Whether a round before the last update, one of 63, was no update.
+    /// Whether one of the last 63 rounds before the last update omitted the parameter.
     bool left_out_of(std::int64_t earlier) const {
       const std::int64_t ago = round - earlier;
       return ago < 64 && (updates >> ago & 1) == 0;
@@ -186,7 +186,7 @@ class optimizer_state {
     const auto [at, is_new] = kept_.try_emplace(name);
     kept& state = at->second;
     if (is_new) start(name, state);
-    if (state.memory.empty()) {  // or of no elements
+    if (state.memory.empty()) {  // or has no elements
       state.memory = make_optimizer_buffer<std::byte>(ctx.device, bytes);
       state.size = n;
       ctx.device.zero(state.memory.data(), state.memory.bytes(), ctx.device.main_stream());
@@ -201,30 +201,30 @@ class optimizer_state {
   moved_mark mark_;
   detail::memory_users users_;  ///< in this step
   std::unordered_map<std::string, kept> kept_;
-  std::int64_t begun_ = 0;       ///< begin_step was called so often
-  std::int64_t updated_in_ = 0;  ///< the last of these in which a parameter was updated
-  /// The number of steps in which a parameter was updated. A step that is replayed as a graph calls no update, and is
-  /// not counted: it updates the parameters of the step before, so that none misses it.
+  std::int64_t begun_ = 0;       ///< number of calls of begin_step
+  std::int64_t updated_in_ = 0;  ///< `begun_` at the last step that updated a parameter
+  /// The number of steps in which a parameter was updated. A step that is replayed as a graph makes no call and is not
+  /// counted; it updates the same parameters as the step before, so none misses it.
   std::int64_t rounds_ = 0;
   std::vector<std::int64_t> forgotten_;         ///< the rounds that were skipped
-  std::int64_t begin_ = 0;                      ///< the round in which this object was resumed, or 0
-  std::map<std::string, std::int64_t> before_;  ///< the steps that parameters had missed before that
+  std::int64_t begin_ = 0;                      ///< the round of `resume`, or 0
+  std::map<std::string, std::int64_t> before_;  ///< the steps that parameters missed before `resume`
 };
 
-/// An optimizer of parameters of this precision on this device. In a step come, in this order,
+/// An optimizer of parameters of this precision on this device. A step calls, in this order,
 ///
-/// * `begin_step(ctx, learning_rate)`: puts the step's numbers into the device's memory;
-/// * `clip_by(ctx, numbers)`: takes the factor of the gradients from there, and where `update` is 0, the step changes
-///   neither a weight nor the optimizer's state, on all ranks alike;
-/// * `update(ctx, gradients)`: updates the parameters. It waits for nothing, and what it launches is the same in every
-///   step, so that a GPU can replay it.
+/// * `begin_step(ctx, learning_rate)`: writes the step's numbers to the device's memory;
+/// * `clip_by(ctx, numbers)`: reads the factor of the gradients there. If `update` is 0, the step changes no weight and
+///   no state of the optimizer, on all ranks;
+/// * `update(ctx, gradients)`: updates the parameters. It does not wait, and launches the same work in every step, so
+///   that a GPU can replay it.
 ///
-/// `forget_step()` notes that the last step changed nothing; `step()` is the number of the other steps.
+/// `forget_step()` marks the last step as skipped; `step()` is the number of the other steps.
 ///
-/// It may have a `prepare(ctx, parameter)`, which a training step calls for every parameter of its stage, on all ranks,
-/// when it is made: it throws where the parameter, as data parallelism cuts it, cannot be updated, and asks for the
-/// communicators that its update needs. It may have a `take_step()`, which each run of a training step calls first: it
-/// throws where `begin_step` was not called once for the run.
+/// An optimizer may have a `prepare(ctx, parameter)`. A training step calls it on construction for every parameter of
+/// its stage, on all ranks. It throws if the parameter, as split by data parallelism, cannot be updated; and it creates
+/// the communicators for its update. An optimizer may have a `take_step()`, which each run of a training step calls
+/// first. It throws unless `begin_step` was called once for the run.
 template <class O, class Precision, class Device>
 concept optimizer =
     requires(O& o, const O& seen, const context<Device>& ctx, double learning_rate,
@@ -236,8 +236,8 @@ concept optimizer =
       { seen.step() } -> std::convertible_to<std::int64_t>;
     };
 
-/// Any optimizer of the caller's, which must outlive this: a training step is compiled once, whatever optimizer a
-/// program chooses when it runs. Copies refer to one optimizer.
+/// A reference to any optimizer of the caller, which must outlive this. So a training step is compiled once for all
+/// optimizers that a program may choose at run time. Copies refer to the same optimizer.
 template <class Precision, compute_device Device>
 class optimizer_ref {
   using reduced = reduced_gradient<Precision, Device>;
@@ -248,7 +248,7 @@ class optimizer_ref {
   optimizer_ref(O& o)  // NOLINT: conversion from any optimizer is the purpose
       : optimizer_(std::addressof(o)), calls_(&calls_of<O>) {}
 
-  /// An optimizer of another precision is refused in words.
+  /// Refuses an optimizer of another precision with a readable text.
   template <class O>
     requires(!std::same_as<typename O::reduced::precision_type, Precision>)
   optimizer_ref(O&) : optimizer_(nullptr), calls_(nullptr) {  // NOLINT: as above
