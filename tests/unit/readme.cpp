@@ -1,4 +1,5 @@
-// What README.md and the guide show, compiled and run: tests/headers/snippets.py finds their lines here and elsewhere.
+// Code of README.md and the guide, compiled and run: tests/headers/snippets.py finds their lines here and in other
+// tests.
 #include <doctest/doctest.h>
 
 #include <algorithm>

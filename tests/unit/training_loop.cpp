@@ -1,5 +1,4 @@
-// States that are saved and loaded under ZeRO. examples/guide/05_loop.cpp has a loop with data, resumed on another
-// mesh.
+// States that are saved and loaded with ZeRO. examples/guide/05_loop.cpp has a loop with data, resumed on another mesh.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -51,7 +50,7 @@ TEST_CASE("a state is loaded before or after its training step is made, at every
         saver.save(context, model, optimizer, 1);
         for (const auto& save : saver.wait(device)) CHECK(save.failure == "");
       }
-      CHECK(optimizer.missed_steps().empty());  // also of parameters of which this rank has no element
+      CHECK(optimizer.missed_steps().empty());  // also for parameters of which this rank has no element
       const std::uint64_t mine = pl::weights_hash(context, model);
       if (world.rank() == 0) hash = mine;
     });

@@ -8,9 +8,8 @@ namespace {
 struct line : dim_tag<"line"> {};
 const dim_id b = dim_of<line>, s = dim_of<seq>, h = dim_of<heads>, kv = dim_of<kv_heads>, d = dim_of<head_dim>;
 
-/// Causal grouped-query attention with integer weights: w_ij = c_ij (sum over j <= i of c_ij^2) with the scores
-/// c_ij = q_i . k_j. Like softmax it is nonlinear, depends on the whole row, and is not linear in q or k; it is linear
-/// in v.
+/// Causal grouped-query attention with integer weights: w_ij = c_ij (sum over j <= i of c_ij^2) with the scores c_ij =
+/// q_i . k_j. Like softmax it is nonlinear, depends on the whole row, and is not linear in q or k. It is linear in v.
 class attention {
  public:
   explicit attention(std::int64_t heads_per_kv) : heads_per_kv_(heads_per_kv) {}
@@ -89,7 +88,7 @@ class attention {
     const layout& a = place.operands[operand];
     return place.w.part(a, static_cast<std::int64_t>(rank)).offset[static_cast<std::size_t>(a.find(dim))];
   }
-  /// The local index of the kv head that the local query head `head` uses; out of range where this rank lacks it.
+  /// The local index of the kv head that the local query head `head` uses; out of range if this rank does not have it.
   std::int64_t kv_head(const place_of_work& place, std::size_t operand, std::size_t rank, std::int64_t head) const {
     return (first_of(place, 0, h, rank) + head) / heads_per_kv_ - first_of(place, operand, kv, rank);
   }

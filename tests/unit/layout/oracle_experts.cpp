@@ -12,22 +12,22 @@ struct inside : dim_tag<"inside"> {};
 const dim_id t = dim_of<token>, h = dim_of<width>, f = dim_of<inside>;
 constexpr expert_dims dims{dim_of<experts>, dim_of<expert_slot>, dim_of<expert_choice>};
 
-/// The choice of tokens that lie as `a`: indices are never terms of a sum.
+/// The layout of the choice of tokens with layout `a`: indices are never terms of a sum.
 layout choice_of(layout a) {
   a.dims.push_back({dims.chosen, {}});
   for (axis_id axis : axis_list(a.partial)) a.set(axis, state::replicated);
   return a;
 }
 
-/// Each rank keeps the rows of its own experts: the move from replicated to sharded, which sends nothing.
+/// Each rank keeps the rows of its own experts: the change from replicated to sharded, which sends nothing.
 layout of_own_experts(layout rows, const layout& weight) {
   for (axis_id axis : weight.axes_of(dims.experts))
     if (rows.state_of(axis) == state::replicated) rows.append(dims.experts, axis);
   return rows;
 }
 
-/// y = sum over all experts of w[t] times what the expert makes of x[t]: every token chooses every expert, so that the
-/// sum is one over dense arrays.
+/// y = sum over all experts of w[t] times the expert's output for x[t]. Every token chooses every expert, so the sum is
+/// one over dense arrays.
 operation mixture(std::string text, std::vector<dim_id> weight, std::vector<dim_id> out) {
   operation op{text, {{t, h}, weight, {t}}, out, {true, true, true}, {}, {}, {}, {}};
   set_local_formula(

@@ -11,14 +11,14 @@ struct token : dim_tag<"token"> {};
 struct line : dim_tag<"line"> {};
 const dim_id rows = dim_of<row>, n = dim_of<column>, t = dim_of<token>, b = dim_of<line>;
 
-/// The first index of the part of `dim` that `rank` holds.
+/// The first index of the part of `dim` on `rank`.
 element first_of(const place_of_work& place, std::size_t operand, dim_id dim, std::size_t rank) {
   const layout& a = place.operands[operand];
   return static_cast<element>(
       place.w.part(a, static_cast<std::int64_t>(rank)).offset[static_cast<std::size_t>(a.find(dim))]);
 }
 
-/// Calls `body(row at, result at)` for each element of the result whose row this rank holds.
+/// Calls `body(row at, result at)` for each element of the result whose row this rank has.
 template <class Body>
 void each_lookup(const place_of_work& place, const placed_operands& xs, const array& y, std::size_t r, Body&& body) {
   const array &table = xs[0][r], &ids = xs[1][r];
@@ -110,7 +110,7 @@ class entropy {
     sum_in_groups(s, place.operands[0].axes_of(rows), place.w.mesh);
     return s;
   }
-  /// Calls `body(logit at, result at)` for each label that this rank holds.
+  /// Calls `body(logit at, result at)` for each label whose logit this rank has.
   template <class Body>
   static void each_label(const place_of_work& place, const placed_operands& xs, const array& y, std::size_t r,
                          Body&& body) {
@@ -139,7 +139,7 @@ operation cross_entropy_of(std::vector<dim_id> logits) {
   return op;
 }
 
-/// Indices below the number of rows, each of which occurs where there is room.
+/// Indices below the number of rows; every row occurs if there are enough indices.
 void make_indices(operation& op, element count) {
   op.restrict_values = [count](std::size_t operand, array& a) {
     if (operand != 1) return;

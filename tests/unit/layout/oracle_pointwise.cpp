@@ -9,7 +9,7 @@ struct row : dim_tag<"row"> {};
 struct column : dim_tag<"column"> {};
 const dim_id m = dim_of<row>, n = dim_of<column>;
 
-/// a + 2 b + 3 c; a b c; or (a + 2 b + 3 c)^2, which is linear in none of them.
+/// a + 2 b + 3 c; a b c; or (a + 2 b + 3 c)^2, which is not linear in any of them.
 operation elementwise(combine how, std::vector<std::vector<dim_id>> operands) {
   operation op;
   op.text = how == combine::sum ? "sum" : how == combine::product ? "product" : "nonlinear";

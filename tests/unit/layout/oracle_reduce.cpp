@@ -23,7 +23,7 @@ operation sum_over(std::vector<dim_id> dims, dim_id dim) {
   return op;
 }
 
-/// The square of the sum over `dim`: like a maximum, it is complete only on a rank that holds all of the dim.
+/// The square of the sum over `dim`: like a maximum, it is complete only on a rank that has all of the dim.
 operation nonlinear_over(std::vector<dim_id> dims, dim_id dim) {
   operation op = sum_over(dims, dim);
   op.text = "nonlinear reduction";
@@ -46,9 +46,9 @@ operation nonlinear_over(std::vector<dim_id> dims, dim_id dim) {
   return op;
 }
 
-/// y = x w s with the statistic s = sum of x^2 over `dim`, which is summed over the ranks that share the dim. It has
-/// what matters of softmax (without w) and of the norms: nonlinear in x, linear in w, each result depends on the whole
-/// dim.
+/// y = x w s with the statistic s = sum of x^2 over `dim`, summed over the ranks that share the dim. It has the
+/// relevant properties of softmax (without w) and of norms: nonlinear in x, linear in w, and each result depends on the
+/// whole dim.
 class with_statistic {
  public:
   with_statistic(dim_id dim, bool has_weight) : dim_(dim), has_weight_(has_weight) {}

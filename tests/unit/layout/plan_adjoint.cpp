@@ -50,8 +50,8 @@ class laboratory {
     CHECK(assemble(y, layouts_[to], w_) == value_);
     const shards dx = back.run(backward, gradients_[to]);
     CHECK(assemble(dx, dual(layouts_[from]), w_) == value_);
-    // <A x, y> = <x, A' y>: a replicated value meets partial gradients, so that ranks add up; an invariant one meets
-    // the whole gradient on each of its ranks.
+    // <A x, y> = <x, A' y>: a replicated value meets partial gradients, so the ranks' products add up. An invariant one
+    // meets the whole gradient on each of its ranks.
     CHECK(dot(y, gradients_[to]) * invariant_ranks(layouts_[from], w_.mesh) ==
           dot(spread_[from], dx) * invariant_ranks(layouts_[to], w_.mesh));
     CHECK(again.run(twice, spread_[from]) == y);
@@ -69,7 +69,7 @@ class laboratory {
     for (std::size_t from = 0; from < size(); ++from)
       for (std::size_t to = 0; to < size(); ++to) check(from, to);
   }
-  /// Plans made before extents and sizes are known have to be right on every mesh.
+  /// Plans made before extents and sizes are known must be right on every mesh.
   void check_plans_made_early(int count) {
     for (int i = 0; i < count; ++i) {
       const std::size_t from = random_() % size(), to = random_() % size();

@@ -19,7 +19,7 @@ const std::vector<dim_id> two{dim_of<row>, dim_of<column>}, three{dim_of<row>, d
 
 constexpr std::uint64_t far = std::numeric_limits<std::uint64_t>::max() / 4;
 
-/// Where an axis is: its state, the dim it shards, and the axes outside it there.
+/// The place of an axis: its state, the dim that it shards, and the axes outside it there.
 struct position {
   state where;
   dim_id dim;
@@ -41,11 +41,11 @@ axis_list moved_axes(const layout& a, const layout& b, const mesh_shape& mesh) {
   return moved;
 }
 
-/// Shortest paths by brute force, sharing nothing with the planner but the cost of one step: all layouts are nodes, and
-/// two are neighbours if one collective or local step turns one into the other.
+/// Shortest paths by brute force, sharing with the planner only the cost of one step. All layouts are nodes, and two
+/// are neighbours if one collective or local step turns one into the other.
 class brute_force {
  public:
-  /// Of layouts that cut every dim evenly: the planner does not count the padding of messages.
+  /// Includes layouts that split every dim evenly only: the planner does not count the padding of messages.
   brute_force(const std::vector<dim_id>& dims, const world& w) : w_(w), layouts_(layouts_that_fit(dims, w)) {
     std::erase_if(layouts_, [&](const layout& a) { return !even(a, w.mesh, w.sizes); });
     for (const layout& a : layouts_) {
@@ -56,7 +56,7 @@ class brute_force {
   std::size_t size() const { return layouts_.size(); }
   const layout& at(std::size_t i) const { return layouts_[i]; }
 
-  /// Bytes, forward and backward, from node `from` to every node over the nodes that `admits` admits.
+  /// Bytes, forward and backward, from node `from` to every node, by paths over the nodes that `admits` accepts.
   template <class Admits>
   std::vector<std::uint64_t> distances(std::size_t from, Admits&& admits) const {
     std::vector<std::uint64_t> best(size(), far);
@@ -81,7 +81,8 @@ class brute_force {
     REQUIRE(p.verdict.ok());
     return cost_of(p);
   }
-  /// Nodes between `from` and `to` that move only the axes on which those differ, to states and dims of those.
+  /// Nodes between `from` and `to` that change only the axes on which these differ, to states and dims of `from` or
+  /// `to`.
   std::vector<char> without_detours(std::size_t from, std::size_t to) const {
     const axis_list moving = moved_axes(at(from), at(to), w_.mesh);
     std::vector<char> allowed(size(), 0);
@@ -97,8 +98,8 @@ class brute_force {
   }
 
  private:
-  /// The cost of the one step from `a` to `b`, if there is one: every axis that moves goes from one state to another,
-  /// and where a dim is sliced or gathered it is one dim.
+  /// The cost of the step from `a` to `b`, if one step is enough: all axes that change have one old state and one new
+  /// state, and a slice or a gather concerns one dim.
   std::uint64_t one_step(const layout& a, const layout& b) const {
     const axis_list moved = moved_axes(a, b, w_.mesh);
     if (moved.empty()) return 0;
@@ -150,7 +151,7 @@ void check_optimal(const std::vector<dim_id>& dims, const world& w) {
   CHECK(worse == 0);
   CHECK(wrong == 0);
 
-  // Triangles hold where the corner in the middle differs from the ends on axes and dims only on which those differ.
+  // Triangle inequalities hold if the middle corner differs from the ends only on axes and dims on which these differ.
   int triangles = 0, broken = 0;
   for (std::size_t from = 0; from < all.size(); ++from)
     for (std::size_t to = 0; to < all.size(); ++to) {

@@ -1,4 +1,4 @@
-// The example's encoder and decoder layers: BART's values, and every mesh equal to one rank, through three steps.
+// The example's encoder and decoder layers have BART's values, and on every mesh those of one rank, for three steps.
 #include "../../../examples/encoder_decoder.hpp"
 
 #include <map>
@@ -59,19 +59,19 @@ struct both {
   }
 };
 
-/// BART calls `out_proj` what plait's attention calls `o_proj`.
+/// BART's name `out_proj` is `o_proj` in plait's attention.
 std::string name_in_bart(std::string name) {
   if (const auto at = name.find(".o_proj."); at != std::string::npos) name.replace(at, 8, ".out_proj.");
   return name;
 }
 
-/// Whole values, by the names of the golden file.
+/// Whole tensors, by their names in the golden file.
 using named_values = std::map<std::string, std::vector<double>>;
 
 struct problem {
   dim_sizes sizes;
   named_values given;                      ///< encoder_input, decoder_input, grad.decoder_output
-  std::vector<safetensors_entry> weights;  ///< none: random ones
+  std::vector<safetensors_entry> weights;  ///< empty: random ones
 };
 
 problem bart(const safetensors_reader& weights, const safetensors_reader& golden) {
@@ -97,7 +97,7 @@ problem small() {
   return p;
 }
 
-/// Outputs, gradients, and weights after `steps` steps of AdamW, as every rank sees them.
+/// Outputs, gradients, and weights after `steps` steps of AdamW, as every rank has them.
 template <class S>
 std::vector<named_values> run(const four& mesh, const problem& p, int steps) {
   std::vector<named_values> all(static_cast<std::size_t>(mesh.size()));
@@ -117,8 +117,8 @@ std::vector<named_values> run(const four& mesh, const problem& p, int steps) {
     const auto y = place_full<target>(ctx, p.given.at("decoder_input"));
     const auto seed = place_full<dual_t<target>>(ctx, p.given.at("grad.decoder_output"));
     named_values& out = all[static_cast<std::size_t>(ranks.rank())];
-    // A bias of the keys has no effect, so that its gradient is nothing but rounding, which an epsilon far below it
-    // would make as large as any.
+    // A bias of the keys has no effect, so its gradient is only rounding error. A much smaller epsilon would make its
+    // update as large as any.
     adamw<double, cpu> optimizer({.epsilon = 1e-5});
     for (int step = 0; step < std::max(1, steps); ++step) {
       gather_parameters(ctx, model);
@@ -158,7 +158,8 @@ TEST_CASE("an encoder layer and a decoder layer equal BART's") {
       for (const safetensors_entry& entry : golden.entries()) {
         if (p.given.contains(entry.name)) continue;
         REQUIRE(got.contains(entry.name));
-        // A bias of the keys has no effect: its gradient is zero but for rounding, and is compared by distance.
+        // A bias of the keys has no effect: its gradient is zero except for rounding errors, and is compared by
+        // absolute distance.
         check_near(got.at(entry.name), golden.read<double>(entry.name), 1e-6, entry.name);
         ++compared;
       }

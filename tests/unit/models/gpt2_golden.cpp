@@ -1,5 +1,5 @@
 // program: golden
-// GPT-2 of examples/gpt2.hpp against transformers' GPT2LMHeadModel: scores, loss and gradients.
+// Compares GPT-2 of examples/gpt2.hpp with transformers' GPT2LMHeadModel: scores, loss and gradients.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -33,12 +33,12 @@ gpt2::config tiny() {
 constexpr std::int64_t samples = 2, sequence = 16, ffn_width = 64;
 
 struct tensor_of_file {
-  std::vector<double> values;  ///< laid out as the model has it
+  std::vector<double> values;  ///< in the model's layout
   double largest = 0;          ///< of the file's whole tensor
 };
 
-/// The tensor of the file that belongs to our parameter `name`. Their matrices are [in, out], and query, key and value
-/// lie side by side in one.
+/// The tensor of the file for plait's parameter `name`. Matrices of the file are [in, out], and query, key and value
+/// are columns of one matrix.
 tensor_of_file read_mapped(const safetensors_reader& file, const std::string& prefix, const std::string& name) {
   std::string theirs = name;
   int third = -1;

@@ -22,7 +22,7 @@ using plait::open_model_directory;
 using plait::safetensors_directory;
 using plait::safetensors_entry;
 
-/// Tensors of one dim by name, filled with a value.
+/// Tensors of one dim, by name, filled with one value.
 using values = std::map<std::string, std::pair<std::int64_t, float>>;
 
 void write_file(const std::string& path, const values& tensors) {
@@ -125,7 +125,7 @@ TEST_CASE("a file where a directory is needed, and the reverse") {
               "or the folder that has the index of a model in shards");
   CHECK_ERROR(plait::safetensors_reader{folder}, "is a folder; name a file");
   CHECK_ERROR(open_weights(dir / "absent"), "cannot open", "absent", "No such file", "a folder on this machine");
-  std::filesystem::create_symlink("model.safetensors", dir / "model.safetensors");  // to itself
+  std::filesystem::create_symlink("model.safetensors", dir / "model.safetensors");  // a link to itself
   CHECK_ERROR(open_weights(folder), "cannot look for '", "/model.safetensors'", "symbolic links");
   std::filesystem::remove(dir / "model.safetensors");
   std::filesystem::remove(dir / "model.safetensors.index.json");
@@ -149,7 +149,7 @@ TEST_CASE("buffers of old files, base models and heads that are tied") {
   old["model.layers.0.self_attn.rotary_emb.inv_freq"] = {2, 3};
   CHECK(names_of(opened(untied, old)) == "lm_head.weight model.embed_tokens.weight model.norm.weight");
 
-  // A tied head that is stored too: equal, different, or alone.
+  // A file that also stores a tied head: equal to the table, different, or without the table.
   const model_directory equal = opened(tied, whole);
   CHECK(names_of(equal) == "model.embed_tokens.weight model.norm.weight");
   CHECK(equal.config.tie_embeddings);
@@ -161,7 +161,7 @@ TEST_CASE("buffers of old files, base models and heads that are tied") {
   const model_directory alone = opened(tied, {{"lm_head.weight", {4, 1}}, {"model.norm.weight", {4, 2}}});
   CHECK(names_of(alone) == "model.embed_tokens.weight model.norm.weight");
   CHECK(alone.config.tie_embeddings);
-  CHECK(!opened(untied, whole).config.tie_embeddings);  // nothing ties what the file keeps apart
+  CHECK(!opened(untied, whole).config.tie_embeddings);  // the config ties nothing, and the file stores both
 
   const values base = {{"embed_tokens.weight", {4, 1}}, {"norm.weight", {4, 2}}};
   CHECK(names_of(opened(tied, base)) == "model.embed_tokens.weight model.norm.weight");

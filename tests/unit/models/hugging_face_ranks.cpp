@@ -33,7 +33,7 @@ using strategy_here = megatron_sp;
 using stage_type = llama<float, strategy_here>;
 using model_type = pipeline<stage_type>;
 
-/// How a model lies on ranks.
+/// The layout of a model on ranks.
 struct ranks_of_model {
   std::int64_t dp = 1, pp = 1, tp = 1;
   zero_level level = zero_level::replicated;
@@ -71,7 +71,7 @@ void on_ranks(const llama_config& config, const ranks_of_model& m, Body&& body, 
   });
 }
 
-/// Largest distance of a rank's logits from the golden ones; 0 on ranks without the last stage.
+/// The largest distance of a rank's logits from the golden ones; 0 on ranks without the last stage.
 double distance_of_logits(const context<cpu>& ctx, model_type& model, const safetensors_reader& golden) {
   using tokens = typename model_type::tokens;
   tokens ids(ctx);
@@ -105,7 +105,7 @@ std::map<std::string, std::string> tensors_of(const std::string& folder) {
 
 std::string data_folder(const std::string& name) { return plait::test::test_data() + "/llama_" + name; }
 
-/// Four layers with initial values that depend on the seed alone.
+/// Four layers with initial values that depend on the seed only.
 llama_config four_layers(bool tied) {
   llama_config c;
   c.vocab = 29, c.hidden = 16, c.layers = 4, c.heads = 4, c.kv_heads = 2, c.head_dim = 4, c.ffn = 24;
@@ -173,7 +173,7 @@ TEST_CASE("every layout exports the same files, and loads them") {
       files.insert(read_file(to + "/model.safetensors", ""));
     }
     CHECK(files.size() == 1);
-    CHECK(out.entries() == layouts.size());  // nothing else is left
+    CHECK(out.entries() == layouts.size());  // no further entry
     const model_directory from = open_model_directory(out / "0");
     CHECK(from.entries.size() == (tied ? 1u : 2u) + 1 + 4 * 13);
     for (const ranks_of_model& m : layouts)
@@ -189,7 +189,7 @@ TEST_CASE("every layout exports the same files, and loads them") {
 
 TEST_CASE("every layout exports weights with adapters merged into them, and their logits are peft's") {
   const temp_folder out;
-  const std::string data = data_folder("lora"), prefix = "base_model.model.";  // peft's, of every adapter
+  const std::string data = data_folder("lora"), prefix = "base_model.model.";  // peft's, for every adapter
   const model_directory from = open_model_directory(data);
   const safetensors_reader adapters(data + "/adapter_model.safetensors"), golden(data + "/golden.safetensors");
   std::vector<weight_tensor> entries = from.entries;
@@ -211,7 +211,7 @@ TEST_CASE("every layout exports weights with adapters merged into them, and thei
     on_ranks(from.config, m, body, length, how);
     return *std::max_element(distances.begin(), distances.end());
   };
-  CHECK(distance({}, from.entries, "", {}) > 0.01);  // adapters matter
+  CHECK(distance({}, from.entries, "", {}) > 0.01);  // adapters have an effect
   std::set<std::string> files;
   for (const ranks_of_model& m :
        {ranks_of_model{1, 1, 1}, {1, 2, 4}, {2, 1, 2, zero_level::parameters}, {2, 2, 1, zero_level::optimizer}}) {
@@ -301,7 +301,7 @@ TEST_CASE("loading is strict over all stages, and says the same on every rank") 
     return left;
   };
   CHECK(message(whole) == "");
-  // A file with fewer layers: what the first stage has is all there.
+  // A file with fewer layers has all tensors of the first stage.
   const std::string fewer = message(without({"layers.3."}));
   CHECK(contains(fewer, "file: the model needs tensors that are missing: 'model.layers.3.input_layernorm.weight', '"));
   CHECK(contains(fewer, "'model.layers.3.mlp.down_proj.weight'"));
@@ -311,7 +311,7 @@ TEST_CASE("loading is strict over all stages, and says the same on every rank") 
   CHECK(biases ==
         "file: the model needs tensors that are missing: 'model.layers.0.self_attn.q_proj.bias', "
         "'model.layers.3.self_attn.q_proj.bias'");
-  // Renamed: both lists. A layer too many; a shape of the last stage.
+  // Renamed tensors: both lists name them. A layer too many; a wrong shape in the last stage.
   auto renamed = whole;
   for (auto& e : renamed)
     if (e.name == "lm_head.weight") e.name = "output.weight";
@@ -361,7 +361,7 @@ TEST_CASE("every layout exports the orders of Megatron and of Meta as those tool
   const auto bytes = [](const std::string& file) {
     std::map<std::string, std::vector<std::byte>> all;
     for (const weight_tensor& t : weights_of_file(file, "file"))
-      if (t.name != "rope.freqs") all[t.name + plait::detail::shape_text(t.shape)] = bytes_of(t);  // which is computed
+      if (t.name != "rope.freqs") all[t.name + plait::detail::shape_text(t.shape)] = bytes_of(t);  // it is computed
     return all;
   };
   for (const char* order : {"megatron", "meta"})
@@ -374,7 +374,7 @@ TEST_CASE("every layout exports the orders of Megatron and of Meta as those tool
       });
       CHECK(bytes(to + "/model.safetensors") == bytes(data + order + ".safetensors"));
     }
-  // Parts of a fused tensor by several tensor-parallel ranks, in shards, and back.
+  // Several tensor-parallel ranks read parts of a fused tensor, in shards, and write it.
   const llama_config config = [] {
     llama_config c = four_layers(true);
     c.attention_bias = false;

@@ -1,6 +1,6 @@
 // program: files
-// The architecture of a Llama: presets and their numbers, what config.json says by type of model, and files that are
-// written.
+// The architecture of a Llama: presets and their numbers, config.json for each type of model, and files that plait
+// writes.
 #include "plait/models/llama_config.hpp"
 
 #include <doctest/doctest.h>
@@ -91,7 +91,7 @@ TEST_CASE("a sliding window leaves less of the attention than the causal mask") 
   };
   const auto whole = causal(0);
   for (const std::int64_t window : {64, 65, 4096}) CHECK(causal(window).causal() == whole.causal());
-  // The square of 64 has 4096 pairs; below its diagonal lie 2048, and 2048 - 48 * 48 / 2 in a band of 16.
+  // A 64 x 64 square has 4096 pairs; 2048 are below its diagonal, and 2048 - 48 * 48 / 2 in a band of 16.
   CHECK(causal(16).attention == whole.attention);
   CHECK(causal(16).total() == whole.total());
   CHECK(causal(16).causal() == whole.weights + whole.attention * (2048 - 48 * 48 / 2) / 4096);
@@ -106,7 +106,7 @@ TEST_CASE("utilisation, by hand") {
   // 8 GPUs of 312 TFLOP/s, a million tokens a second: 1.231763328e15 of 2.496e15.
   CHECK(plait::model_flops_utilisation(1e6, flops.total(), 312, 8) == doctest::Approx(0.4934949).epsilon(1e-6));
   CHECK(plait::model_flops_utilisation(1e6, flops.total(), 0, 8) == 0);
-  // An input embedding of its own is a look-up: Llama 3 8B multiplies with 8,030,261,248 - 128,256 * 4096.
+  // A separate input embedding is only looked up: Llama 3 8B multiplies with 8,030,261,248 - 128,256 * 4096 weights.
   CHECK(plait::flops_per_token(llama_preset_config("llama-3-8b"), 8192).weights == 6 * 7'504'924'672.0);
 }
 
@@ -205,7 +205,7 @@ using plait::test::minimal_config;
 using plait::test::mistral_config;
 using plait::test::parse_config;
 
-// The keys of the model families as they are published, values included.
+// The keys of the model families as published, with their values.
 const std::string llama_2 = R"({
   "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1,
   "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
@@ -275,7 +275,7 @@ TEST_CASE("the variants of Hugging Face's files, and as many weights as the file
   CHECK(two.qkv_bias);
   CHECK(!two.qk_norm);
   CHECK(!two.attention_bias);
-  CHECK(two.sliding_window == 0);  // the file says 3, and that it is not used
+  CHECK(two.sliding_window == 0);  // the file has 3, and a key that disables it
   CHECK(three.qk_norm);
   CHECK(!three.qkv_bias);
   CHECK(three.head_dim == 8);
@@ -318,7 +318,7 @@ TEST_CASE("sliding windows: all layers or none") {
         of("mistral", R"("sliding_window": null)"));
   CHECK(of("mistral", R"("sliding_window": 7, "layer_types": ["sliding_attention", "sliding_attention"])")
             .sliding_window == 7);
-  CHECK(of("llama", R"("sliding_window": 2048)").sliding_window == 0);  // no position is so far away
+  CHECK(of("llama", R"("sliding_window": 2048)").sliding_window == 0);  // no two positions are so far apart
   CHECK_ERROR(of("llama", R"("sliding_window": 2047)"), "'sliding_window' is 2047", "model_type is mistral");
   for (const char* type : {"qwen2", "qwen3"}) {
     CAPTURE(type);
@@ -328,7 +328,7 @@ TEST_CASE("sliding windows: all layers or none") {
           0);
     CHECK(of(type, used + R"(, "max_window_layers": 0)").sliding_window == 7);
     CHECK(of(type, used + R"(, "max_window_layers": 2)").sliding_window == 0);
-    CHECK(of(type, used).sliding_window == 0);  // of more than 28 layers those from the 28th on
+    CHECK(of(type, used).sliding_window == 0);  // only layers from the 28th on would use it
     CHECK(of(type, used + R"(, "max_window_layers": 1, "layer_types": ["sliding_attention", "sliding_attention"])")
               .sliding_window == 7);
     CHECK(of(type, used + R"(, "max_window_layers": 0, "layer_types": ["full_attention", "full_attention"])")

@@ -1,5 +1,5 @@
 // program: files
-// Keys of config.json: each is read, or harmless, or refused by name; and files that are malformed.
+// Keys of config.json: each is read, ignored as harmless, or refused by name. Also malformed files.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ TEST_CASE("what is not supported is refused by key") {
     CHECK_ERROR(asks(R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0})"), "'rope_scaling.rope_type'", "yarn");
   }
   CHECK_ERROR(parse_config(config_with(R"("hidden_act": "gelu")")), "'hidden_act'", "gelu", "silu");
-  // SmolLM2's own.
+  // Keys of SmolLM2.
   CHECK_NOTHROW(parse_config(config_with(R"("is_llama_config": true, "transformers.js_config": {"dtype": "q4"})")));
   CHECK_ERROR(parse_config(config_with(R"("is_llama_config": false)")), "'is_llama_config' is false", "legal is true");
   CHECK_ERROR(plait::parse_llama_config(std::string(R"({"model_type": "llama"})") + std::string("\0more", 5), "x"),
@@ -92,7 +92,7 @@ TEST_CASE("each key is read, or harmless, or refused, and those of transformers'
     }
   }
   CHECK(seen.size() >= 38);
-  // One that is read is checked, whatever else the file says; one that is harmless is not looked at.
+  // A key that is read is always checked; a harmless one is never checked.
   for (const std::string_view name : plait::used_config_keys) {
     const std::string key(name);
     CAPTURE(key);
@@ -112,7 +112,7 @@ TEST_CASE("each key is read, or harmless, or refused, and those of transformers'
     CHECK(parse_config(config_with("\"" + std::string(name) + R"(": {"any": ["value"]})")) ==
           parse_config(minimal_config));
   }
-  for (const std::string_view name : plait::mixture_config_keys) {  // of a Llama, which has no experts
+  for (const std::string_view name : plait::mixture_config_keys) {  // a Llama has no experts
     CHECK(parse_config(config_with("\"" + std::string(name) + "\": null")) == parse_config(minimal_config));
     CHECK_ERROR(parse_config(config_with("\"" + std::string(name) + "\": 1")), "'" + std::string(name) + "' is 1",
                 "legal is null");
@@ -139,7 +139,7 @@ TEST_CASE("malformed files are refused by name") {
   CHECK_ERROR(parse_config(std::string((64 << 20) + 1, ' ')), "config.json: 67108865 bytes are too long");
   CHECK_ERROR(parse_config("[]"), "config.json", "no object");
   std::string many = "[{}";
-  for (int i = 0; i < 100000; ++i) many += ",{}";  // hours, where each looks at those before it
+  for (int i = 0; i < 100000; ++i) many += ",{}";  // quadratic time would take hours
   CHECK_ERROR(parse_config(many + "]"), "config.json", "no object");
   CHECK_ERROR(parse_config("{}"), "config.json", "'model_type' is missing");
   for (const char* key :

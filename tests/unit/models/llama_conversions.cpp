@@ -25,7 +25,7 @@ bool equal(const std::vector<weight_tensor>& got, const safetensors_reader& expe
   return got.size() == expected.entries().size() && std::all_of(got.begin(), got.end(), [&](const auto& e) {
            const auto* const same = expected.find(e.name);
            if (!same || !same_elements(e, weight_in_memory(*same))) return false;
-           // Rows in parts, each from the middle of one to the middle of another.
+           // Reads rows in parts, each from the middle of one row to the middle of another.
            std::vector<std::byte> parts(same->bytes.size());
            const auto width = static_cast<std::int64_t>(size_of(e.dtype));
            for (std::int64_t begin = 0; begin < e.size(); begin += 7)

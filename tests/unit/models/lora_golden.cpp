@@ -1,5 +1,6 @@
 // program: golden
-// Adapters of a Llama against Hugging Face's peft: logits, loss, and the gradients of A and B, which are all there are.
+// Compares adapters of a Llama with Hugging Face's peft: logits, loss, and the gradients of A and B; there are no
+// others.
 #include <string>
 #include <vector>
 
@@ -25,7 +26,7 @@ struct adapted {
 template <class S>
 adapted run_adapted(std::int64_t dp_ranks, std::int64_t tp_ranks) {
   const std::string folder = plait::test::test_data() + "/llama_lora";
-  const std::string prefix = "base_model.model.";  // peft's, of every name
+  const std::string prefix = "base_model.model.";  // peft's, for every name
   const llama_config config = read_llama_config(folder + "/config.json");
   const safetensors_reader weights(folder + "/model.safetensors"), adapters(folder + "/adapter_model.safetensors");
   const safetensors_reader golden(folder + "/golden.safetensors");

@@ -1,5 +1,5 @@
-// Mixtures of experts equal transformers' in logits, loss and every gradient on every mesh, and go back to a directory
-// with the same bits.
+// Mixtures of experts equal transformers' in logits, loss and every gradient on every mesh. Exporting them to a
+// directory gives the same bits.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -43,7 +43,7 @@ std::map<std::string, std::vector<std::byte>> tensors_of(const std::string& file
   return all;
 }
 
-/// A model's adapters, each of its own values.
+/// A model's adapters, each with different values.
 template <class Model>
 std::vector<weight_tensor> adapters_of(Model& model) {
   std::vector<weight_tensor> all;
@@ -61,7 +61,7 @@ std::vector<weight_tensor> adapters_of(Model& model) {
   return all;
 }
 
-/// The same tensors under the names that peft has for the linears of transformers' models: each expert's are apart.
+/// The same tensors by peft's names of the linears in transformers' models, where each expert is separate.
 std::vector<weight_tensor> named_by_peft(const std::vector<weight_tensor>& adapters, bool mixtral,
                                          bool several_shared) {
   std::vector<weight_tensor> all;
@@ -91,7 +91,7 @@ std::vector<weight_tensor> named_by_peft(const std::vector<weight_tensor>& adapt
   return all;
 }
 
-/// The logits of some tokens on a mesh, [8, 8, vocab]; fill(ctx, model, all ranks) gives the model its weights.
+/// The logits of some tokens on a mesh, [8, 8, vocab]; fill(ctx, model, all ranks) sets the model's weights.
 template <class Fill>
 std::vector<double> logits_on(const mesh_shape& mesh, const llama_config& config, const llama_options& options,
                               Fill&& fill) {
@@ -131,7 +131,7 @@ void check_models(const std::vector<mesh_shape>& meshes) {
       CAPTURE(describe(mesh));
       plait::test::check_golden(
           plait::test::run_golden<mixture_llama<float, S>, S>(folder_of(name), from.config, from.entries, mesh), 20,
-          4e-6);  // transformers' own float32 is up to 2e-6 away
+          4e-6);  // the error of transformers' float32 is up to 2e-6
     }
   }
 }

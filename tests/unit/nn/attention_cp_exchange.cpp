@@ -8,7 +8,7 @@ using namespace plait::test;
 
 namespace {
 
-/// Context parallelism over two axes: heads are exchanged over `inside`, keys and values go around over cp.
+/// Context parallelism over two axes: heads are exchanged over `inside`, keys and values travel around a ring over cp.
 struct inside : axis_tag<"inside"> {};
 struct both : megatron_sp {
   using mesh = plait::mesh<axis<dp>, axis<cp>, axis<inside>, axis<tp>, axis<tp_rep>>;

@@ -1,5 +1,5 @@
 // program: context_order
-// Zigzag order: where tokens are, that causal work is shared out evenly, how far blocks travel, what is refused.
+// Zigzag order: positions of tokens, even shares of causal work, distances that blocks travel, and errors.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ using namespace plait::test;
 
 namespace {
 
-/// The positions of four tokens from `first` on and of four from `second` on.
+/// The positions of four tokens from `first` and of four from `second`.
 std::vector<std::int64_t> two_pieces(std::int64_t first, std::int64_t second) {
   std::vector<std::int64_t> all(8);
   std::iota(all.begin(), all.begin() + 4, first);
@@ -55,8 +55,8 @@ TEST_CASE("rank r of c has piece r and piece 2c - 1 - r") {
   CHECK(order.positions(8, 8) == two_pieces(4, 16));
   CHECK(order.positions(16, 8) == two_pieces(8, 12));
   CHECK(order.runs(0, 8) == runs_of{{0, 0, 4}, {4, 20, 4}});
-  CHECK(order.runs(16, 8) == runs_of{{0, 8, 8}});              // its two pieces follow each other
-  CHECK(order.runs(10, 4) == runs_of{{0, 6, 2}, {2, 16, 2}});  // a part of a part, as tensor parallelism has it
+  CHECK(order.runs(16, 8) == runs_of{{0, 8, 8}});              // its two pieces are neighbours
+  CHECK(order.runs(10, 4) == runs_of{{0, 6, 2}, {2, 16, 2}});  // a part of a part, as with tensor parallelism
   CHECK(sequence_order::original(24).runs(8, 8) == runs_of{{0, 8, 8}});
 }
 
@@ -76,7 +76,7 @@ TEST_CASE("zigzag order has every position once") {
 
 TEST_CASE("the busiest rank's causal work in zigzag order is within 1 % of the mean") {
   for (const std::int64_t ranks : {2, 4, 8, 16}) {
-    const std::int64_t length = 4099;  // which the ranks do not divide
+    const std::int64_t length = 4099;  // the ranks do not divide it
     const std::vector<std::int64_t> zig = attention_work(sequence_order::zigzag(length, ranks), ranks);
     const std::vector<std::int64_t> text = attention_work(sequence_order::original(length), ranks);
     const std::int64_t pairs = length * (length + 1) / 2;
@@ -90,7 +90,7 @@ TEST_CASE("the busiest rank's causal work in zigzag order is within 1 % of the m
 
 namespace {
 
-/// The pairs of a query and a key that rank `r` multiplies, by what attention counts on it.
+/// The number of (query, key) pairs that rank `r` multiplies, as attention counts them there.
 template <class Policy>
 std::int64_t counted_pairs(const sequence_order& order, std::int64_t ranks, std::int64_t r,
                            const kernels::attention_mask& mask) {
@@ -206,7 +206,7 @@ TEST_CASE("values have a stride of their own, under every policy") {
       context_attention<double, Policy> attention(ctx, shape, sequence_order::original(4));
       const auto own = static_cast<std::size_t>(4 / ranks), first = own * static_cast<std::size_t>(c.rank());
       const std::vector<double> q(own, 0.0), k(2 * own, 0.0);
-      std::vector<double> v(2 * own, 1000.0);  // behind the values is something else
+      std::vector<double> v(2 * own, 1000.0);  // the array continues after the values
       for (std::size_t i = 0; i < own; ++i) v[i] = 10.0 * static_cast<double>(first + i + 1);
       attention.forward(ctx, {q.data(), k.data(), v.data()}, all.data() + first, nullptr);
     });
@@ -250,7 +250,7 @@ struct attention_values {
   std::vector<double> o, dq, dk, dv;
 };
 
-/// Attention within packed documents on some ranks, in the order of the text; d_o is q.
+/// Attention within packed documents on some ranks, in original order; d_o is q.
 template <class Policy>
 attention_values attend_in_documents(int ranks, bool zig, const kernels::attention_mask& mask,
                                      const attention_values& in, const deterministic_leaves& leaves = {}) {
@@ -369,7 +369,7 @@ TEST_CASE("blocks put together in original order and taken apart again") {
       CHECK(text.length() == length);
       CHECK(text.largest() == 8);
       CHECK(text.runs() == runs_of{{0, 0, length}});
-      // [block, batch, token]: 100 batch + position; 0 where a block has room for one token more.
+      // [block, batch, token]: 100 batch + position; 0 where a block has room for one more token.
       std::vector<std::int64_t> blocks, joined(static_cast<std::size_t>(2 * length)), apart(48);
       for (std::int64_t block = 0; block < 3; ++block) {
         const std::int64_t begin = part_begin(length, 3, block), end = part_begin(length, 3, block + 1);
@@ -384,7 +384,7 @@ TEST_CASE("blocks put together in original order and taken apart again") {
       CHECK(apart == blocks);
     }
   const detail::text_assembly two(blocks_of(sequence_order::zigzag(32, 4), 4), 0, 2);
-  CHECK(two.runs() == runs_of{{0, 0, 8}, {8, 24, 8}});  // what a ring has inside of which heads are exchanged
+  CHECK(two.runs() == runs_of{{0, 0, 8}, {8, 24, 8}});  // the ring's runs after the exchange of heads
 }
 
 TEST_CASE("dropout drops the same elements in zigzag order as in the text's") {
@@ -473,7 +473,7 @@ TEST_CASE("blocks may come in any order, and need not come") {
     const auto each_block = [&](auto&& use) {
       for (std::int64_t i = 0; i < ranks; ++i) {
         const std::int64_t block =
-            (i + ranks - 1) % ranks;  // only some runs of queries see the last one, which is first
+            (i + ranks - 1) % ranks;  // only some runs of queries see the last one, which arrives first
         const std::vector<double> keys = taken(k, block, d), values = taken(v, block, d);
         use(block, key_block<double>{keys.data(), values.data(), d, own, &blocks[static_cast<std::size_t>(block)]});
       }

@@ -35,7 +35,7 @@ TEST_CASE(
       CHECK(all.forward == hops * block);
       CHECK(all.backward == 2 * hops * block);
       const sent_bytes half = context_bytes<float, megatron_sp>(four{1, ranks, 1, 1}, c);
-      CHECK(half.forward == hops / 2 * block);  // what nobody sees does not travel
+      CHECK(half.forward == hops / 2 * block);  // blocks that no query sees do not travel
       CHECK(half.backward == hops * block);
       c.mask.mask =
           masks::window(7);  // of 7 tokens: blocks of 8 or more reach the next rank only, blocks of 4 the next two
@@ -46,7 +46,7 @@ TEST_CASE(
 
 namespace {
 
-/// A policy whose engine does not say that it has sinks.
+/// A policy whose engine does not declare sinks.
 struct without_sinks : whole_sequence {
   template <class Precision, class Device>
   struct engine : whole_attention<Precision, Device> {
@@ -115,7 +115,7 @@ TEST_CASE("where one rank fails, the others do not wait for its keys") {
 namespace {
 
 struct peaks {
-  std::int64_t forward = 0, backward = 0;  ///< the most numbers that rank 0 held beside the caller's arrays
+  std::int64_t forward = 0, backward = 0;  ///< the most numbers that rank 0 held in addition to the caller's arrays
 };
 
 template <class Policy>
@@ -149,5 +149,5 @@ TEST_CASE("two blocks of keys and values exist at a time, whatever the number of
   const peaks gathered = most_memory<all_gather_kv<cp>>(8, 8 * tokens);
   CHECK(gathered.forward > eight_ranks.forward + 4 * block);
   CHECK(gathered.backward > eight_ranks.backward + 4 * block);
-  CHECK(gathered.backward < tokens * 8 * tokens);  // nowhere does a score of each pair exist
+  CHECK(gathered.backward < tokens * 8 * tokens);  // no array has a score for each pair
 }

@@ -109,7 +109,7 @@ TEST_CASE("sizes that do not fit are refused at run time, by name and value") {
   dim_sizes sizes = transformer_sizes();
   sizes.set(dim_of<heads>, 12), sizes.set(dim_of<kv_heads>, 3), sizes.set(dim_of<seq>, 6);
   const std::string split = refused_at(four{1, 1, 1, 2}, sizes, attention);
-  CHECK(has(split, "attention: heads = 12, kv_heads = 3, and a rank has query heads "));  // either rank may say so
+  CHECK(has(split, "attention: heads = 12, kv_heads = 3, and a rank has query heads "));  // either rank may report it
   CHECK(has(split,
             " and kv heads 0 to 2: heads must be a multiple of kv_heads, and the query heads of a rank must be whole "
             "groups of 4 or lie in one group, whose kv head it has; blocks of 4 heads (dim_sizes::set) keep groups "

@@ -1,6 +1,6 @@
 // program: layers
-// Gradients in bf16 in the caller's memory: what layers add is what they add in float, rounded when it is added;
-// nothing else is allocated for them; ranks add them up; and deterministic sums refuse them.
+// Gradients in bf16 in the caller's memory. Layers add the same values as in float, rounded on addition, and allocate
+// no other memory for them. Ranks sum them; deterministic sums refuse them.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -17,7 +17,7 @@
 #include "support/linear_policies.hpp"
 #include "support/on_pointers.hpp"
 
-namespace narrow_gradients {  // files of one program may have helpers of one name
+namespace narrow_gradients {  // files of one program may have helpers of the same name
 
 using namespace plait;
 using namespace plait::test;
@@ -51,7 +51,7 @@ std::vector<T> made(std::int64_t n, double scale) {
   return all;
 }
 
-/// The gradients of one layer of each kind after two passes, in memory of the program.
+/// The gradients of one layer of each kind after two passes, in the program's memory.
 template <class Precision>
 struct gradients {
   using G = gradient_of<Precision>;
@@ -76,7 +76,7 @@ gradients<Precision> two_passes(std::int64_t ranks) {
     const auto memory = [](bf16* value, auto* gradient, bf16* bias_value, auto* bias_gradient) {
       parameter_memory<Precision> given{.weight = value, .gradient = gradient};
       if (bias_value) given.bias = bias_value, given.bias_gradient = bias_gradient;
-      if constexpr (!std::is_same_v<Precision, bf16_gradients>) {  // with floats for masters
+      if constexpr (!std::is_same_v<Precision, bf16_gradients>) {  // master weights are float
         given.master = own_memory;
         if (bias_value) given.bias_master = own_memory;
       }
@@ -103,7 +103,7 @@ gradients<Precision> two_passes(std::int64_t ranks) {
     for (const double by : {1.0, 0.3}) {
       const std::vector<bf16> x_all = made<bf16>(tokens * width, by), dy_all = made<bf16>(tokens * wide_size, 0.5 * by);
       const bf16 *x = x_all.data() + at * width, *dy = dy_all.data() + at * wide_size;
-      const bf16* const d = dy_all.data() + at * width;  // of what has the width of x
+      const bf16* const d = dy_all.data() + at * width;  // of arrays with the width of x
       std::vector<bf16> y(static_cast<std::size_t>(own * wide_size)), dx(static_cast<std::size_t>(own * width));
       std::vector<std::int64_t> ids;
       for (std::int64_t i = 0; i < own; ++i) ids.push_back((at + i) * 7 % 16);

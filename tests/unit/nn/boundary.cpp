@@ -1,5 +1,5 @@
 // program: layers
-// Layers and tensors whose specs do not suit the mesh that they meet when a program runs.
+// Layers and tensors whose specs do not fit the mesh at run time.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -14,7 +14,7 @@ using namespace plait;
 
 namespace {
 
-/// What `action` throws in a context on a mesh of one rank with the axes dp and tp.
+/// The text of the error of `action` in a context on a mesh of one rank with the axes dp and tp.
 std::string refusal(const std::function<void(const context<cpu>&)>& action) {
   std::string text;
   test::on_mesh(mesh<axis<dp>, axis<tp>>{1, 1}, sizes_of<batch, hidden, vocab>(2, 4, 8), 1,

@@ -1,7 +1,7 @@
 // program: layers
-// Layers on a program's own memory: what the program must say, what is refused, and that nothing is allocated or
-// written which it did not ask for; layers that are bound to other pointers; and calls that would write what they still
-// read, and tensors of other sizes than a layer's.
+// Layers on a program's own memory: required arguments, errors, and no other memory allocated or written. Layers are
+// rebound to other pointers. Calls whose output overlaps an input they still read, and tensors of other sizes than a
+// layer's, are errors.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ struct whole_table {
   using output = rows;
 };
 
-/// Whether a tensor, or one that is about to go, can be viewed under an equivalent spec.
+/// Whether a tensor, or an rvalue of one, can be viewed with an equivalent spec.
 template <class Tensor>
 concept can_be_viewed = requires(Tensor&& t) { std::forward<Tensor>(t).template view_as<spec<seq, hidden>>(); };
 static_assert(can_be_viewed<const tensor<float, whole_rows>&>);
@@ -140,7 +140,7 @@ TEST_CASE("rounded weights of the caller: masters are asked for, and nothing is 
           std::vector<float> gradient(wide * width);
           linear<bf16, up> layer(
               ctx, "up", {.memory = {.weight = weight.data(), .gradient = gradient.data(), .master = own_memory}});
-          gather_parameters(ctx, layer);  // forward alone: no master is made
+          gather_parameters(ctx, layer);  // forward only, so no master is made
           if (ctx.device.bytes_in_use() != 0) fail("bytes that nobody asked for");
           if (std::memcmp(weight.data(), before.data(), sizeof(bf16) * weight.size()) != 0)
             fail("gather has changed the caller's weights");
@@ -198,7 +198,7 @@ TEST_CASE("one memory of the caller's under two parameters is refused with both 
     using weight = spec<vocab, hidden, invariant<tp>>;
     using output = whole_rows;
   };
-  // Calls step(ctx, embedding, head) with a weight and a gradient of the head's this far behind the embedding's.
+  // Calls step(ctx, embedding, head) with the head's weight and gradient this many elements after the embedding's.
   const auto said = [](std::size_t weight_at, std::size_t gradient_at, auto step) {
     return on_ranks(2, [&](const context<cpu>& ctx) {
       std::vector<double> weight(2 * words * width), gradient(2 * words * width);
@@ -228,7 +228,7 @@ TEST_CASE("one memory of the caller's under two parameters is refused with both 
     CHECK(said(apart, apart, step) == "");
   };
   check(zero), check(reduce), check(update);
-  // A frozen one is changed by nobody, and one of two layers is changed once.
+  // A frozen weight does not change, and the shared weight of two layers changes once.
   CHECK(said(0, 0, [](auto& ctx, auto& table, auto& scores) {
           scores.weight()->freeze();
           zero_gradients(ctx, table, scores);
@@ -371,7 +371,7 @@ TEST_CASE("a parameter of the program's own is summed over the rows of all ranks
             gradients.unchecked()[c] += values.unchecked()[c] * static_cast<double>(1 + ctx.ranks.rank());
             other.unchecked()[c] += 1;
           }
-          reduce_all(ctx, own_scale, of_whole_rows, own_scale);  // twice named, once reduced
+          reduce_all(ctx, own_scale, of_whole_rows, own_scale);  // named twice, reduced once
           if (dscale[1] != 2.0 * (1 + 2)) fail("the gradient is not summed over the ranks of the rows");
           if (of_whole_rows.weight()->gradient()[0] != 1) fail("what all ranks compute alike is summed");
         }) == "");
@@ -552,7 +552,7 @@ TEST_CASE("attention and an MLP on the caller's memory") {
         pair qkv((heads_here + 2 * kv_here) * head * width), bias((heads_here + 2 * kv_here) * head),
             out(width * heads_here * head), q(head), k(head), sinks(heads_here), gate_up(2 * wide / 2 * width),
             down_(width * wide / 2);
-        // Weights and biases of q, k and v take turns in visit's order.
+        // visit's order alternates weights and biases of q, k and v.
         std::size_t w = 0, b = 0;
         plain.visit([&](auto& p) {
           const std::string& name = p.name();
@@ -622,7 +622,7 @@ TEST_CASE("attention and an MLP on the caller's memory") {
 
 namespace {
 
-/// What work(context, layer, saved, x, y, d) on one rank ends with; each array has room for any rows of a layer, twice.
+/// The error of work(context, layer, saved, x, y, d) on one rank; each array has twice the room that a layer needs.
 template <class Layer, class Work>
 std::string refused_by(Work work) {
   return on_ranks(1, [&](const context<cpu>& ctx) {
@@ -680,7 +680,7 @@ TEST_CASE("tensors of other sizes than the layer's are refused") {
     longer.sizes.set(dim_of<seq>, 2 * tokens);
     return longer;
   };
-  // A longer input of a layer, in a context as long as it or in the layer's.
+  // A layer's input is too long: in a context with the input's length or with the layer's.
   const auto refused = [&](auto make, bool in_its_context = false) {
     return on_ranks(1, [&](const context<cpu>& ctx) {
       auto layer = make(ctx);
@@ -693,7 +693,7 @@ TEST_CASE("tensors of other sizes than the layer's are refused") {
   const std::string other = ": x has 64 elements on this rank, and the layer was made for 32";
   CHECK(has(refused([](auto& ctx) { return up_linear(ctx, "up"); }, true), "up.weight" + other));
   CHECK(has(refused([](auto& ctx) { return rms(ctx, 1e-5, "norm"); }, true), "norm.weight" + other));
-  // What has no sizes of its own goes by the context.
+  // A layer without its own sizes uses those of the context.
   CHECK(has(refused([](auto&) { return activation<double, gelu, rows>(); }), "activation" + other));
   CHECK(has(refused([](auto& ctx) { return redistribution<double, rows, spec<seq, hidden, replicate<tp>>>(ctx); }),
             "redistribution" + other));
@@ -735,7 +735,7 @@ TEST_CASE("a call does not write bytes that it still reads, wherever arrays begi
               backward_on(layer, ctx, p, kept, p + in, p + in + out - 3);
             }),
             "up.weight: backward writes dx while it still reads dy, and they share 24 bytes"));
-  CHECK(refused([](auto& ctx, auto& layer, auto& kept, double* p) {  // side by side
+  CHECK(refused([](auto& ctx, auto& layer, auto& kept, double* p) {  // one after the other in memory
           forward_on(layer, ctx, p, p + in, &kept);
           backward_on(layer, ctx, p, kept, p + in, p + in + out);
         }) == "");

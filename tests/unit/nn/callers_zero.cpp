@@ -1,6 +1,6 @@
 // program: layers
-// ZeRO on a program's own arrays: parameters that are stored in shards, and whose weights and gradients take turns in
-// memory of the program's.
+// ZeRO on a program's own arrays: parameters are stored in shards, and their weights and gradients share memory of the
+// program, one layer after the other.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ using net = mesh<axis<dp>>;
 using rows = spec<shard<batch, dp>, hidden>;
 constexpr std::int64_t samples = 8, width = 8, layers = 4;
 
-/// Which of a layer's arrays stay for the whole step: level 1 of ZeRO shards what the optimizer has, level 2 also
+/// The arrays of a layer that stay for the whole step. ZeRO level 1 shards the optimizer's state, level 2 also
 /// gradients, level 3 also weights.
 template <class Precision>
 struct own_arrays {
@@ -59,7 +59,7 @@ double number(double x) { return x; }
 double number(float x) { return static_cast<double>(x); }
 double number(bf16 x) { return static_cast<double>(to_float(x)); }
 
-/// A net of tanh(x W) with products, loss and momentum of its own. `Weight` is a parameter of width x width.
+/// A net of tanh(x W) with its own products, loss and momentum. `Weight` is a parameter of width x width.
 template <class Precision, class Weight>
 std::vector<double> train(const context<cpu>& ctx, int level, bool gathers_again = true, bool reduces = true,
                           bool shards_of_its_own = false) {
@@ -137,7 +137,7 @@ using in_shards = spec<shard<hidden, dp>, inner_features>;
 template <class Precision>
 using sharded = free_parameter<Precision, spec<hidden, inner_features>, rows, in_shards>;
 
-/// What rank 0 has after training on `ranks`, or what a rank has thrown.
+/// The result of rank 0 after training on `ranks`, or the error of a rank.
 template <class Precision, class Weight>
 std::vector<double> on(int ranks, int level, std::string* thrown = nullptr, bool gathers_again = true,
                        bool reduces = true, bool shards_of_its_own = false) {

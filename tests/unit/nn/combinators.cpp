@@ -19,7 +19,7 @@ using rows_split = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
 using rows_whole = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
 using wide = spec<shard<batch, dp>, seq, shard<ffn, tp>>;
 
-/// Dropout as a layer of the harness.
+/// Dropout as a layer for the checks.
 template <class Spec, class Device>
 struct dropout_layer : layer_types<double, Spec, Spec, Device> {
   struct saved {};
@@ -174,7 +174,7 @@ TEST_CASE("a stack of any depth") {
 
 namespace {
 
-/// Branches of a sum take the gathered rows and end partial: one gather and one reduction for all.
+/// Branches of a sum take the gathered rows and return partial sums: one gather and one reduction for all.
 using rows_replicated = spec<shard<batch, dp>, seq, hidden, replicate<tp>>;
 using rows_pending = spec<shard<batch, dp>, seq, hidden, partial<tp>>;
 struct up_inside : up_policy {

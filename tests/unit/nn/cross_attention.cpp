@@ -1,5 +1,5 @@
 // program: more_layers
-// Attention of queries over another sequence's keys: the core, and cross-attention under strategies.
+// Attention of queries to another sequence's keys: the core, and cross-attention with strategies.
 #include "plait/nn/attention/cross_attention.hpp"
 
 #include "plait/kernels/settings.hpp"
@@ -20,7 +20,7 @@ dim_sizes sizes_here() {
   return sizes;
 }
 
-/// A tensor that does not change from run to run.
+/// A tensor that is equal in every run.
 template <class Spec, class Device>
 tensor<double, Spec, Device> constant(const context<Device>& ctx, std::uint64_t stream) {
   if constexpr (std::is_same_v<Device, cpu>)
@@ -41,7 +41,7 @@ using k_spec = spec<shard<batch, dp>, source_seq, shard<kv_heads, tp>, head_dim,
 using sink_spec = attention_core<double, q_spec, k_spec>::sinks;
 static_assert(std::is_same_v<sink_spec, spec<shard<heads, tp, tp_rep>, replicate<dp, cp>>>);
 
-/// The core as a layer of its queries, of what is both its keys and its values, or of its sinks.
+/// The core as a layer of its queries, of one tensor that is both keys and values, or of its sinks.
 template <class Input, class Device>
 struct core_layer : layer_types<double, Input, q_spec, Device> {
   using core = attention_core<double, q_spec, k_spec, Device>;
@@ -160,7 +160,7 @@ TEST_CASE("the core equals self-attention's engine, and its rotation the kernel'
 
 namespace {
 
-/// Cross-attention as a layer of x with a memory that stays, or of the memory with an x that stays.
+/// Cross-attention as a layer of x with a constant memory, or of the memory with a constant x.
 template <class S, bool OfX, class Device>
 struct cross_layer : layer_types<double,
                                  std::conditional_t<OfX, typename cross_attention<double, S, Device>::input,

@@ -26,7 +26,7 @@ std::vector<std::int64_t> token_list(const context<cpu>& ctx, std::int64_t ignor
   return ids;
 }
 
-/// An embedding as a layer of the harness, with an input that does nothing.
+/// An embedding as a layer for the checks, with an input that has no effect.
 template <class Policy, class Device>
 struct lookup_layer : layer_types<double, typename Policy::output, typename Policy::output, Device> {
   using input = typename Policy::output;
@@ -102,7 +102,7 @@ TEST_CASE("a table sharded over its rows, its width, or not at all") {
 
 namespace {
 
-/// The loss of logits as a layer whose output is the sum; its gradient seed is the harness's coefficient.
+/// The loss of logits as a layer whose output is the sum; its gradient seed is the check's coefficient.
 template <class Logits, class Labels>
 struct loss_of {
   using loss = cross_entropy_loss<double, Logits, Labels>;
@@ -213,7 +213,7 @@ TEST_CASE("PyTorch's cross-entropy, the vocabulary whole and sharded with paddin
     std::vector<double> logits;
     for (std::size_t row = 0; row < 6; ++row)
       for (std::size_t c = 0; c < static_cast<std::size_t>(padded); ++c)
-        logits.push_back(c < 11 ? values[row * 11 + c] : 50.0);  // padding must not matter
+        logits.push_back(c < 11 ? values[row * 11 + c] : 50.0);  // padding must have no effect
     for (const auto& golden : all.at("cases")) {
       const cross_entropy_settings settings{-100, golden.at("label_smoothing"), golden.at("z_loss")};
       for (const auto& got : losses_on<logits_spec, labels_spec>(two{1, ranks}, sizes, settings, logits, labels, 11)) {

@@ -1,5 +1,5 @@
 // program: layers
-// Linears under strategies, the library's and a user's own: finite differences on one rank, meshes equal one rank.
+// Linears with strategies of the library and of a user: finite differences on one rank, and meshes equal one rank.
 #include "plait/nn/linear.hpp"
 
 #include "support/layer_check.hpp"
@@ -45,7 +45,7 @@ TEST_CASE("a weight that lies as [in, out]") {
   check_linear<policy<rows_whole, spec<hidden, shard<ffn, tp>>, wide, false>>();
   check_linear<policy<wide, spec<shard<ffn, tp>, hidden>, rows_split, true>>();
   check_linear<policy<rows_whole, spec<hidden, ffn>, spec<shard<batch, dp>, seq, ffn, invariant<tp>>, true>>();
-  // The same numbers as the transposed weight gives.
+  // The transposed weight gives the same numbers.
   on_mesh(two{1, 2}, transformer_sizes(), 5, [](const context<cpu>& ctx) {
     using out_in = policy<rows_split, column, wide, true>;
     using in_out = policy<rows_split, spec<hidden, shard<ffn, tp>>, wide, true>;
@@ -83,12 +83,12 @@ TEST_CASE("a weight on every rank") {
 
 namespace {
 
-/// Stored over dp between steps, gathered for use: the parameters of ZeRO-3.
+/// Stored sharded over dp between steps, and gathered for use: the parameters of ZeRO-3.
 struct stored_policy : policy<rows_split, column, wide, true> {
   using stored = spec<shard<ffn, tp>, shard<hidden, dp>>;
 };
 struct stored_elsewhere_policy : policy<rows_split, column, wide, true> {
-  using stored = spec<ffn, shard<hidden, tp, dp>>;  // not how it is used at all
+  using stored = spec<ffn, shard<hidden, tp, dp>>;  // not the layout of its use
 };
 
 }  // namespace
@@ -104,8 +104,8 @@ TEST_CASE("a weight stored in another layout than it is used in") {
 
 namespace {
 
-// Two-dimensional tensor parallelism, which the library does not know: the weight is sharded over `across` on its own
-// dim and over `down` on the contracted one.
+// Two-dimensional tensor parallelism, which the library does not have: the weight is sharded over `across` on its
+// output dim and over `down` on the contracted one.
 struct across : axis_tag<"across"> {};
 struct down : axis_tag<"down"> {};
 using grid = plait::mesh<axis<down>, axis<across>>;

@@ -1,5 +1,5 @@
 // program: more_layers
-// Low-rank adapters: finite differences on one rank, meshes equal one rank, and the base stays as it is.
+// Low-rank adapters: finite differences on one rank, meshes equal one rank, and the base does not change.
 #include "plait/kernels/settings.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/linear.hpp"
@@ -41,7 +41,7 @@ struct grid_policy {
 using batched = policy<spec<shard<expert, dp>, batch, hidden, invariant<tp>>,
                        spec<shard<expert, dp>, shard<ffn, tp>, hidden>, spec<shard<expert, dp>, batch, shard<ffn, tp>>>;
 
-/// What is derived for an adapter fits what is derived for the linear.
+/// The specs derived for an adapter fit those derived for the linear.
 template <class Policy>
 constexpr bool adapter_fits() {
   constexpr const auto& d = plait::detail::linear_value<Policy>::derivation;
@@ -79,7 +79,7 @@ void check_adapter() {
   check_meshes({Mesh{1, 2}, Mesh{2, 1}, Mesh{2, 2}, Mesh{4, 4}, Mesh{1, 4}}, lora_sizes(), one, maker<Policy>(3));
 }
 
-/// All weights after three steps of AdamW against `coefficients`, and what the device holds then.
+/// All weights after three steps of AdamW with `coefficients`, and the memory of the device then.
 struct trained {
   std::vector<std::pair<std::string, std::vector<double>>> weights;
   std::size_t bytes = 0;
@@ -159,7 +159,7 @@ TEST_CASE("an adapter sends nothing of its own in a forward or backward pass") {
     const auto with = sent(maker<Policy>(3)), without = sent(maker<Policy>(0));
     CHECK(with.first.total("tp").calls == 1);
     CHECK(compare_ledgers(with.first, without.first).text() == "");
-    // The frozen weight needs no input of its own, and the adapter's needs it once.
+    // The frozen weight needs no saved input; the adapter needs it once.
     CHECK(compare_ledgers(with.second, without.second).text() == "");
   };
   compare(std::type_identity<column_sp>{});

@@ -23,7 +23,7 @@ using namespace plait::test;
 
 namespace {
 
-/// Of which most ranks have uneven parts.
+/// Sizes for which most ranks have uneven parts.
 dim_sizes mixture_sizes() {
   dim_sizes s = transformer_sizes(5, 9);
   s.set(dim_of<experts>, 8);
@@ -36,40 +36,40 @@ dim_sizes even_sizes() {
   return s;
 }
 
-// Experts over ep, which also shards tokens, with data parallelism beside it. Expert parallelism and tensor parallelism
-// of Megatron's kind: the sequence is sharded over tp, and so is what experts are inside.
+// Experts over ep, which also shards tokens, and data parallelism over dp. With tensor parallelism as in Megatron: tp
+// shards the sequence, and each expert.
 using three = mesh<axis<dp>, axis<ep>, axis<tp>>;
 struct exchanged {
   using input = spec<shard<batch, dp, ep>, shard<seq, tp>, hidden>;
   using weight = spec<shard<experts, ep>, shard<ffn, tp>, hidden>;
   using output = input;
 };
-// The same without sequence parallelism.
+// Without sequence parallelism.
 struct sequence_on_all_ranks {
   using input = spec<shard<batch, dp, ep>, seq, hidden, invariant<tp>>;
   using weight = spec<shard<experts, ep>, shard<ffn, tp>, hidden>;
   using output = input;
 };
-// Experts over both axes, whole on their ranks.
+// Experts over both axes, each expert whole on its rank.
 struct folded {
   using input = spec<shard<batch, dp, ep>, shard<seq, tp>, hidden>;
   using weight = spec<shard<experts, tp, ep>, ffn, hidden>;
   using output = input;
 };
-// Tokens are whole over ep, and each rank computes its own experts; over tp rows are exchanged.
+// Tokens are replicated over ep, and each rank computes its own experts; over tp rows are exchanged.
 struct masked {
   using input = spec<shard<batch, dp>, shard<seq, tp>, hidden, invariant<ep>>;
   using weight = spec<shard<experts, ep, tp>, ffn, hidden>;
   using output = input;
 };
 
-// Sequences are cut over two axes, and experts lie over these.
+// Sequences are sharded over two axes, and experts over the same.
 struct long_sequences {
   using input = spec<shard<batch, dp>, shard<zseq, ep, tp>, hidden>;
   using weight = spec<shard<experts, tp>, ffn, hidden>;
   using output = input;
 };
-// The ranks along ep compute each a part of the gradient of what they all have.
+// Ranks along ep each compute a part of the gradient of replicated weights.
 struct masked_and_replicated {
   using input = spec<shard<batch, dp>, shard<seq, tp>, hidden, replicate<ep>>;
   using weight = spec<shard<experts, ep>, ffn, hidden>;
@@ -217,7 +217,7 @@ struct trained {
   std::vector<std::pair<std::string, std::vector<double>>> gradients;
 };
 
-// Two mixtures, on the samples of a step in some microbatches.
+// Two mixtures, run on the samples of a step in some microbatches.
 template <class Policy>
 trained train_mixtures(const three& mesh, std::int64_t microbatches, const router_losses& losses,
                        recompute policy = recompute::none) {
@@ -237,7 +237,7 @@ trained train_mixtures(const three& mesh, std::int64_t microbatches, const route
     fill_parameters(ctx, both, {});
     double sum = 0, other = 0;
     auxiliary_sum auxiliary{&sum}, unfinished{&other};
-    for (std::int64_t i = -1; i <= microbatches; ++i) {  // a step that ends early, a step, and an evaluation
+    for (std::int64_t i = -1; i <= microbatches; ++i) {  // an aborted step, a step, and an evaluation
       const auto n = static_cast<std::ptrdiff_t>(inputs.size()) / microbatches;
       const auto part = [&](const std::vector<double>& all) {
         const std::ptrdiff_t at = std::clamp<std::int64_t>(i, 0, microbatches - 1) * n;
@@ -276,7 +276,7 @@ TEST_CASE("sums over tokens and sequences are equal for any number of microbatch
   const auto sum = [](const std::vector<std::int64_t>& of) { return std::accumulate(of.begin(), of.end(), 0); };
   CHECK(sum(one.router.load) == 16 * 9 * 2);
   CHECK((sum(one.router.dropped) > 16 && one.router.entropy > 0.5 && one.router.entropy < std::log(8)));
-  CHECK(one.auxiliary > 6);  // two layers with a balance of at least about 3 each
+  CHECK(one.auxiliary > 6);  // two layers with a balance loss of at least about 3 each
   for (const std::int64_t microbatches : {1, 2, 4})
     for (const three& mesh : {three{1, 1, 1}, three{1, 1, 2}, three{2, 2, 2}})
       for (const recompute policy : {recompute::none, recompute::full})
@@ -302,7 +302,8 @@ struct plain_losses {
   std::vector<double> dw, dx;
 };
 
-// The definitions, for x [tokens, width], weights w [experts, width] and sets of `set` tokens, 2 experts of each token.
+// The definitions, for x [tokens, width], weights w [experts, width] and sets of `set` tokens, with 2 experts for each
+// token.
 plain_losses losses_by_definition(const std::vector<double>& x, const std::vector<double>& w, std::size_t width,
                                   std::size_t set, kernels::expert_scores kind, double balance, double z_loss) {
   const std::size_t all = w.size() / width, tokens = x.size() / width, k = 2;
@@ -364,7 +365,7 @@ TEST_CASE("auxiliary losses and their gradients against the definitions") {
         const std::vector<double> input = random_full(layout_v<alone::input>, ctx.sizes, 1);
         const auto x = place_full<alone::input>(ctx, input);
         tensor<double, alone::input> dy(ctx);
-        kernels::fill(ctx.device, dy.data(), dy.size(), 0.0);  // so that all gradients are of auxiliary losses
+        kernels::fill(ctx.device, dy.data(), dy.size(), 0.0);  // so all gradients come from auxiliary losses
         double value = 0;
         auxiliary_sum sum{&value};
         microbatch<cpu> mb(ctx);
@@ -382,7 +383,7 @@ TEST_CASE("auxiliary losses and their gradients against the definitions") {
       });
 }
 
-// All scores are equal, so that every token chooses the first experts, and all others have no rows.
+// All scores are equal, so every token chooses the first experts, and the others have no rows.
 TEST_CASE("a forward pass that runs again keeps the choice of the first") {
   on_mesh(three{1, 1, 1}, even_sizes(), 1, [](const context<cpu>& ctx) {
     using layer = moe<double, exchanged>;
@@ -407,7 +408,7 @@ TEST_CASE("a forward pass that runs again keeps the choice of the first") {
     });
     gather_parameters(ctx, m);
     CHECK(choice_of(mb.repeated()) == first);
-    CHECK(choice_of(mb.repeated()) != first);  // which is forgotten then
+    CHECK(choice_of(mb.repeated()) != first);  // the first choice is then forgotten
     CHECK(choice_of(mb) != first);
   });
 }

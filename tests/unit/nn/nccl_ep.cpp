@@ -1,4 +1,4 @@
-// Mixtures whose exchange a policy replaces by NCCL EP: meshes equal one rank, in values and gradients.
+// Mixtures with a policy that exchanges rows by NCCL EP: on meshes, values and gradients equal one rank.
 #include "plait/nn/moe/nccl_ep.hpp"
 
 #include "plait/nn/moe.hpp"
@@ -18,7 +18,7 @@ struct exchanged {
   template <class T, class Device>
   using exchange = nccl_ep_exchange<T, Device>;
 };
-// Some experts are other ranks', and those of tp exchange rows.
+// Other ranks have some of the experts, and ranks of tp exchange rows.
 struct masked {
   using input = spec<shard<batch, dp>, shard<seq, tp>, hidden, invariant<ep>>;
   using weight = spec<shard<experts, ep, tp>, ffn, hidden>;
@@ -32,15 +32,15 @@ struct experts_by_nccl_ep : megatron_experts {
 };
 using five = experts_by_nccl_ep::mesh;
 
-/// Of which most ranks have uneven parts, or none has.
+/// Sizes for which most ranks have uneven parts, or none has.
 dim_sizes sizes(std::int64_t samples = 5, std::int64_t length = 9, std::int64_t inside = 17) {
   dim_sizes s = transformer_sizes(samples, length);
   s.set(dim_of<experts>, 8);
   s.set(dim_of<ffn>, inside);
   return s;
 }
-/// Every rank of the meshes against one rank alone, also with deferred gradients. A dry run predicts the
-/// default exchange, so that the traffic is compared with nothing.
+/// Compares every rank of the meshes with one rank, also with deferred gradients. A dry run predicts the default
+/// exchange only, so the traffic is not compared.
 template <class Layer, class Mesh>
 void check_exchange(const Mesh& alone, std::initializer_list<Mesh> meshes) {
   const auto make = [](const auto& ctx) {
@@ -48,7 +48,7 @@ void check_exchange(const Mesh& alone, std::initializer_list<Mesh> meshes) {
   };
   nccl_ep_stand_in::dispatches = 0, nccl_ep_stand_in::combines = 0;
   const layer_values one = run_on(alone, sizes(), make)[0];
-  CHECK(nccl_ep_stand_in::dispatches.load() == 0);  // a rank alone exchanges nothing
+  CHECK(nccl_ep_stand_in::dispatches.load() == 0);  // a single rank exchanges nothing
   int passes = 0;
   for (const Mesh& mesh : meshes)
     for (const layer_run& how : {layer_run{}, layer_run{.deferred = true}})

@@ -42,7 +42,7 @@ namespace {
 
 std::vector<double> numbers(const nlohmann::json& flat) { return flat.at("values").get<std::vector<double>>(); }
 
-/// One golden norm on `tp_ranks` ranks that share each row.
+/// A golden norm on `tp_ranks` ranks that share each row.
 template <class Layer>
 void check_golden(const nlohmann::json& all, const nlohmann::json& golden, std::int64_t tp_ranks) {
   threads::run(static_cast<int>(tp_ranks), [&](threads::communicator c) {

@@ -1,5 +1,5 @@
-// Linears whose collectives go in chunks beside their products: the same bits as without, the same bytes, what a dry
-// run says, whatever the delays; and the refusals of what cannot be cut.
+// Linears with collectives in chunks, in parallel with products. They have the bits and bytes of linears without
+// overlap, as a dry run predicts, under any delays. Weights that cannot be split are refused.
 #include <chrono>
 #include <cstdint>
 #include <random>
@@ -25,7 +25,7 @@ using namespace plait::test;
 
 namespace {
 
-/// Rows that chunks do not divide. Products of doubles in a fixed order are slow.
+/// Row counts that chunks do not divide. Products of doubles in a fixed order are slow.
 dim_sizes odd_sizes(std::int64_t batch_size, std::int64_t seq_size, bool doubles = false) {
   dim_sizes s = transformer_sizes(batch_size, seq_size);
   s.set(dim_of<hidden>, doubles ? 24 : 72);
@@ -33,11 +33,11 @@ dim_sizes odd_sizes(std::int64_t batch_size, std::int64_t seq_size, bool doubles
   return s;
 }
 
-/// Products whose sums do not depend on how many rows there are, as those of a library may.
+/// Products whose sums do not depend on the number of rows; a library's may.
 const cpu::options fixed_order{.deterministic = true};
 const testing::on_cpu on_fixed_order{fixed_order};
 
-/// Makes a linear whose collectives go in `chunks`.
+/// Makes a linear whose collectives have `chunks` chunks.
 template <class T, class Policy>
 auto making(std::int64_t chunks) {
   return [chunks](const auto& ctx) {
@@ -47,7 +47,7 @@ auto making(std::int64_t chunks) {
 
 std::uint64_t calls_of(const ledger& sent) { return sent.total().calls; }
 
-/// That each rank has the bits of `whole`, which has no overlap, and has sent the same bytes.
+/// Checks that each rank has the bits of `whole`, which has no overlap, and has sent the same bytes.
 void check_same(const std::vector<layer_values>& whole, const std::vector<layer_values>& cut) {
   REQUIRE(whole.size() == cut.size());
   for (std::size_t r = 0; r < whole.size(); ++r) {
@@ -107,7 +107,7 @@ TEST_CASE("large products of doubles") {
 
 namespace {
 
-/// A linear with an adapter, whose weights are not zero.
+/// A linear with an adapter with nonzero weights.
 template <class Policy>
 auto adapted(std::int64_t chunks) {
   return [chunks](const auto& ctx) {
@@ -155,15 +155,15 @@ TEST_CASE("what recomputation gathers again comes beside the product for the inp
           ++gathers;
           waited_for_at_once += !e.asynchronous;
         }
-        const std::size_t shown = 3;  // `run_layer` brings the output and two gradients together
-        CHECK(gathers - shown == static_cast<std::size_t>(chunks) + 1);  // forward in chunks, and again whole
+        const std::size_t shown = 3;  // `run_layer` gathers the output and two gradients
+        CHECK(gathers - shown == static_cast<std::size_t>(chunks) + 1);  // forward in chunks, and once whole
         CHECK(waited_for_at_once - shown == (chunks == 1 ? 2 : 0));
       });
 }
 
 namespace {
 
-/// The results of a linear on ranks of which each operation takes a random time.
+/// The results of a linear on ranks on which each operation takes a random time.
 template <class Policy>
 std::vector<layer_values> delayed(const two& mesh, std::int64_t chunks, unsigned seed) {
   std::vector<layer_values> all(static_cast<std::size_t>(mesh.size()));
@@ -212,7 +212,7 @@ struct chunked : Base {
   using overlap = plait::overlap<Chunks>;
 };
 
-/// That attention and MLP under `S` have the bits of `S` with overlap, and on more axes than tp.
+/// Checks that attention and MLP with overlap have the bits of `S`, also on meshes with further axes.
 template <class S>
 void check_blocks() {
   const typename S::mesh mesh{2, 1, 2, 2};
@@ -245,7 +245,7 @@ TEST_CASE("a strategy says it for all its linears") {
 
 namespace {
 
-/// The text of the error that making a linear ends with, or nothing.
+/// The text of the error when a linear is made, or "".
 template <class Policy, class Mesh = two, class Communicator = threads::communicator>
 std::string refusal(const Mesh& mesh, linear_options<float, cpu> how, const dim_sizes& sizes = transformer_sizes()) {
   std::string text;
@@ -288,7 +288,7 @@ TEST_CASE("what cannot be cut is refused with the reason") {
             "input of layer.weight: overlap in 17 chunks, of 16 rows on each rank; legal are 1 to 16 chunks"));
   CHECK(refusal<up>(two{1, 2}, {.overlap = 16}).empty());
   CHECK(refusal<up>(two{1, 2}, {.overlap = 16}, transformer_sizes(4, 9)).empty());
-  CHECK(has(refusal<up>(two{1, 2}, {.overlap = 17}, transformer_sizes(4, 9)),  // a rank has 16 rows, and one 20
+  CHECK(has(refusal<up>(two{1, 2}, {.overlap = 17}, transformer_sizes(4, 9)),  // one rank has 16 rows, another 20
             "input of layer.weight: overlap in 17 chunks, of 16 rows on each rank; legal are 1 to 16 chunks"));
   CHECK(
       has(refusal<up, two, equal_parts_only>(two{1, 2}, {.overlap = 2}, transformer_sizes(4, 9)),

@@ -1,6 +1,6 @@
 // timeout: 300
 // program: combinators
-// PaLM's block, a layer of one's own, and experts as a batched linear: finite differences, and meshes equal one rank.
+// PaLM's block, a user-defined layer, and experts as a batched linear: finite differences, and meshes equal one rank.
 #include "plait/kernels/settings.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/combinators.hpp"
@@ -62,7 +62,7 @@ TEST_CASE("a parallel block gathers once and reduces once, each way") {
 
 namespace {
 
-// Experts: a dim that input, weight and output all have is a batch of products. Experts lie over an axis of their own.
+// Experts: a dim of input, weight and output is a batch of products. Experts are sharded over their own axis.
 using expert_mesh = plait::mesh<axis<dp>, axis<ep>, axis<tp>>;
 struct expert_policy {
   using mesh = expert_mesh;
@@ -89,7 +89,7 @@ TEST_CASE("a batched linear: experts over an axis of their own, their gradients 
 
 namespace {
 
-/// A layer of one's own: each feature times a learned factor. This is all that there is to write.
+/// A user-defined layer: each feature times a learned factor. This is the complete code.
 template <class Spec, class D>
 class scale_features : public layer_types<double, Spec, Spec, D> {
  public:
@@ -109,7 +109,8 @@ class scale_features : public layer_types<double, Spec, Spec, D> {
                                            const tensor<double, dual_t<Spec>, D>& dy) {
     tensor<double, dual_t<Spec>, D> dx(mb.ctx);
     multiply(dy.data(), dx.data(), dy.size());
-    std::vector<double> terms(static_cast<std::size_t>(only_counts<D> ? 0 : x.size()));  // dy lives no longer than this
+    // Dy is destroyed when this function returns.
+    std::vector<double> terms(static_cast<std::size_t>(only_counts<D> ? 0 : x.size()));
     for (std::size_t i = 0; i < terms.size(); ++i) terms[i] = x.data()[i] * dy.data()[i];
     mb.on_weights([this, &on = mb.ctx.device, terms = std::move(terms)] {
       const auto width = static_cast<std::size_t>(factor_->used_size());

@@ -1,5 +1,5 @@
 // program: training_step
-// A parameter's life: what is forgotten, repeated or out of order is refused by name.
+// The states of a parameter: calls that are forgotten, repeated or out of order are refused by name.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -41,7 +41,7 @@ struct down {
   static constexpr bool bias = true;
 };
 
-/// Calls body(context, layer, x, dy) on every rank of dp 2 x tp 2; what a rank throws, or "".
+/// Calls body(context, layer, x, dy) on every rank of dp 2 x tp 2; returns the text of a rank's error, or "".
 template <class Body>
 std::string what_is_said(Body&& body) {
   return error_on_mesh(two{2, 2}, transformer_sizes(), 5, [&](const context<cpu>& ctx) {
@@ -168,7 +168,7 @@ TEST_CASE("the first pass writes a gradient, later ones add, and none leaves zer
           gather_parameters(ctx, layer);
           const auto gradients = [&](int passes) {
             zero_gradients(ctx, layer);
-            layer.visit([&](auto& p) {  // whatever was there is forgotten
+            layer.visit([&](auto& p) {  // its previous state is discarded
               std::fill_n(p.used_gradient(ctx.device), p.used_size(), std::numeric_limits<double>::quiet_NaN());
               p.discard_gradient(ctx);
             });
@@ -190,7 +190,7 @@ TEST_CASE("the first pass writes a gradient, later ones add, and none leaves zer
             if (none[i] != 0) fail("no pass leaves something");
           }
         }) == "");
-  // In the caller's own memory, to which the caller may add as well, zeros are there at once.
+  // In the caller's memory, to which the caller may add as well, gradients are zeroed at once.
   CHECK(what_is_said([](auto& ctx, auto&, auto&, auto&) {
           std::vector<double> weight(64), gradient(64, 1.0);
           rms_norm<double, rows> norm(ctx, 1e-5, "norm", weight.data(), gradient.data());
@@ -204,7 +204,7 @@ TEST_CASE("a frozen parameter has no gradient, no reduction and no state") {
   CHECK(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
           gather_parameters(ctx, layer);
           zero_gradients(ctx, layer);
-          for (const auto& p : {layer.weight(), layer.bias()}) {  // its memory is made when it is needed
+          for (const auto& p : {layer.weight(), layer.bias()}) {  // its memory is allocated on first use
             p->used_gradient(ctx.device);
             static_cast<void>(p->reduce(ctx));
           }
@@ -240,7 +240,7 @@ TEST_CASE("a frozen parameter has no gradient, no reduction and no state") {
 }
 
 TEST_CASE("an optimizer knows its state by name, whatever is updated when") {
-  // A parameter that is left out after the first step, then comes again.
+  // A parameter that is not updated for some steps, and then again.
   std::vector<double> with, without;
   for (std::vector<double>* result : {&with, &without})
     CHECK(what_is_said([&](auto& ctx, auto& layer, auto& x, auto& dy) {
@@ -260,7 +260,7 @@ TEST_CASE("an optimizer knows its state by name, whatever is updated when") {
             const auto bias = gather_whole(ctx, *layer.bias(), std::as_const(*layer.bias()).value());
             if (ctx.ranks.rank() == 0) *result = bias;
           }) == "");
-  CHECK(with == without);  // the bias has its own moments, whoever was updated before it
+  CHECK(with == without);  // the bias has its own moments, in any order of updates
   CHECK(has(
       what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
         adamw<double> optimizer;
@@ -294,7 +294,7 @@ TEST_CASE("an optimizer knows its state by name, whatever is updated when") {
 TEST_CASE("the use of a parameter follows from what it meets, over every axis of the mesh") {
   static_assert(std::is_same_v<use_t<spec<hidden>, rows>, spec<hidden, replicate<dp, tp>>>);
   CHECK(what_is_said([](auto& ctx, auto&, auto&, auto&) {
-          // A layer of one's own: all that it says of its parameter is where it lies and what it meets.
+          // A user-defined layer gives two specs for its parameter: its storage and its use.
           const parameter<double, cpu> scale(ctx, {"scale", {8}, {1, 0}}, layout_v<spec<hidden>>,
                                              layout_v<spec<hidden>>, layout_v<rows>);
           if (!(dual(scale.used()) == layout_v<spec<hidden, partial<dp, tp>>>)) fail("the gradient is not partial");

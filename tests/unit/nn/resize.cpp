@@ -1,6 +1,6 @@
 // program: layers
-// Layers that take other batches and lengths, each against a layer that is made anew, and calls in a context of other
-// sizes than the layer's.
+// Layers that are resized to other batches and lengths, each compared with a new layer; and calls in a context with
+// other sizes than the layer's.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -24,8 +24,7 @@ namespace plait::test::small_layers {
 
 namespace {
 
-/// Whether a layer that is resized, to more and to less, computes what one does that is made with those sizes. `make`
-/// takes a context.
+/// Whether a layer resized up and down computes the same as a new layer of those sizes. `make` takes a context.
 template <class Make>
 void check_resized(const context<cpu>& ctx, const char* what, Make make) {
   auto layer = make(ctx);
@@ -170,7 +169,7 @@ TEST_CASE("a call on pointers in a context of other sizes is refused") {
 }
 
 TEST_CASE("a call, or a resize, in a context of another place in a mesh is refused") {
-  // The sizes are equal: as in a program with two worlds, whose ranks are numbered in other orders.
+  // Equal sizes, but two worlds that number the ranks differently.
   const auto refused = [](auto work) {
     return on_two_ranks([&](const context<cpu>& ctx) {
       world turned(ctx.ranks.shape(), ctx.ranks.root().split(0, 1 - ctx.ranks.rank()));

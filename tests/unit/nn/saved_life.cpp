@@ -1,6 +1,6 @@
 // program: layers
-// What a forward pass keeps belongs to one layer and one microbatch and is used once; a gradient is neither lost nor
-// read before it is complete; memory that is null, and objects that were moved from, are refused.
+// Saved values of a forward pass belong to one layer and one microbatch and are used once. A gradient is neither lost
+// nor read before it is complete. Null memory and moved-from objects are refused.
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -38,12 +38,12 @@ struct back {
   using output = rows;
 };
 
-/// Calls body(ctx) on two ranks; what is thrown, or "".
+/// Calls body(ctx) on two ranks; returns the text of the error, or "".
 template <class Body>
 std::string what_is_said(Body&& body) {
   return error_on_mesh(plait::mesh<axis<dp>>{2}, sizes_of<batch, hidden, ffn, vocab>(8, 8, 16, 12), 3, body);
 }
-/// Likewise for body(ctx, layer, x, saved, dy) after a forward pass of the first of two layers.
+/// The same for body(ctx, layer, x, saved, dy) after a forward pass of the first of two layers.
 template <class Layer, class Body>
 std::string said_after_forward(Body&& body) {
   return what_is_said([&](const context<cpu>& ctx) {
@@ -146,7 +146,7 @@ TEST_CASE("a gradient is neither lost nor read before it is complete") {
             }),
             lost));
   CHECK(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
-          zero_gradients(ctx, l);  // nothing was added yet
+          zero_gradients(ctx, l);  // there is no gradient yet
           l.backward(ctx, x, kept, dy);
           l.weight()->discard_gradient(ctx);
           l.forward(ctx, x, &kept);
@@ -243,7 +243,7 @@ TEST_CASE("null pointers are refused by name") {
 
 TEST_CASE("a layer, an optimizer or a tensor that was moved from is refused by name") {
   const std::string moved = ": it was moved from, and is used; use the object that it was moved to";
-  // Each call on a layer that was moved from, and none on the one that it was moved to.
+  // Each call on a moved-from layer is an error, and none on the layer that it was moved to.
   const auto check = [&]<class Layer>(std::type_identity<Layer>, const std::string& name) {
     CHECK(said_after_forward<Layer>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
             Layer other = std::move(l);
@@ -272,7 +272,7 @@ TEST_CASE("a layer, an optimizer or a tensor that was moved from is refused by n
   check(std::type_identity<up>{}, "first");
   check(std::type_identity<norm>{}, "first");
   check(std::type_identity<centred>{}, "first");
-  // A weight gradient that is deferred is its layer's.
+  // A deferred weight gradient belongs to its layer.
   CHECK(has(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
               weight_work later;
               microbatch<cpu> mb(ctx);
@@ -282,7 +282,7 @@ TEST_CASE("a layer, an optimizer or a tensor that was moved from is refused by n
               later.run();
             }),
             "first" + moved));
-  // Layers of layers.
+  // Layers made of layers.
   CHECK(has(what_is_said([](const context<cpu>& ctx) {
               std::vector<sequential<up, linear<float, back>>> blocks;
               for (const char* name : {"one", "two"})
@@ -298,7 +298,7 @@ TEST_CASE("a layer, an optimizer or a tensor that was moved from is refused by n
               all.visit([&](auto& p) { p.initialize(ctx); });
             }),
             "up" + moved));
-  // What is no layer.
+  // Objects that are not layers.
   struct lookup {
     using input = spec<shard<batch, dp>>;
     using weight = spec<vocab, hidden>;

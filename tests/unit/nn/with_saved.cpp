@@ -1,6 +1,6 @@
 // program: layers
-// What programs with memory and loops of their own use: policies in one line, a layer that keeps what its backward pass
-// needs, the loss in one call, and whole arrays of which each rank takes its parts.
+// Helpers for programs with their own memory and loops: policies in one line, a layer with its saved values, the loss
+// in one call, and parts of whole arrays for each rank.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -38,7 +38,7 @@ std::vector<float> numbers(std::int64_t n, float first) {
   return all;
 }
 
-/// Layers as members with their memory said where they are declared.
+/// Layers as members; their memory is given where they are declared.
 struct program {
   const context<cpu>& ctx;
   std::vector<float>&w, &g;
@@ -134,11 +134,12 @@ TEST_CASE("every rank takes its parts of whole arrays, a tied one once") {
 
 TEST_CASE("a whole array is without padding, out of it and back, and what is padded is zero") {
   const std::string why = on_ranks(2, [](const context<cpu>& ctx) {
-    for (const std::int64_t rows_of_whole : {words - 1, words / 2 - 1}) {  // the second leaves one rank padding alone
+    // In the second case one rank has padding only.
+    for (const std::int64_t rows_of_whole : {words - 1, words / 2 - 1}) {
       embedding<float, layer_policy<ids, table, rows>> lookup(ctx, rows_of_whole, "table");
       const auto n = static_cast<std::size_t>(rows_of_whole * width);
       std::vector<float> whole = numbers(n, 1), back(n, -1.0f);
-      whole.resize(words * width, std::nanf(""));  // somebody else's
+      whole.resize(words * width, std::nanf(""));  // belongs to another array
       CHECK(take_parts(ctx, whole.data(), lookup) == static_cast<std::int64_t>(n));
       const float* const own = std::as_const(*lookup.weight()).value();
       const std::size_t begin = static_cast<std::size_t>(ctx.ranks.rank()) * words * width / 2;
@@ -149,7 +150,7 @@ TEST_CASE("a whole array is without padding, out of it and back, and what is pad
         CHECK(back[i] == (mine ? whole[i] : -1.0f));
       }
       std::vector<float> part(words * width / 2, 7.0f), behind(words * width, -1.0f);
-      const box mine = lookup.weight()->part();  // a parameter's part knows its padding
+      const box mine = lookup.weight()->part();  // a parameter's part includes its padding
       take_part(ctx.device, mine, whole.data(), part.data());
       CHECK(std::equal(part.begin(), part.end(), own));
       put_part(ctx.device, mine, part.data(), behind.data());

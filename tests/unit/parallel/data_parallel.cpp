@@ -1,5 +1,5 @@
 // program: data_parallel
-// Policies of data parallelism: the bytes that a step sends, the memory that a rank holds, and what is refused.
+// Policies of data parallelism: the bytes that a step sends, the memory of a rank, and the errors.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -16,7 +16,7 @@ using namespace plait::test;
 
 namespace {
 
-/// What a rank of `ranks` data ranks sends and holds in the second of two steps.
+/// Traffic and memory of one of `ranks` data ranks in the second of two steps.
 struct measured {
   double gathered = 0, scattered = 0, reduced = 0;  ///< bytes that the rank sends
   double between = 0;                               ///< bytes held between steps
@@ -24,7 +24,7 @@ struct measured {
   double elements = 0;  ///< of its buckets, with padding
 };
 
-/// Elements of all parameters as buckets hold them: arrays at multiples of 128, and each unit in `ranks` such pieces.
+/// Elements of all parameters in buckets: arrays at multiples of 128, and each unit in `ranks` such pieces.
 double padded(small_llama& model, std::int64_t ranks) {
   std::int64_t all = 0;
   const auto rounded = [](std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; };
@@ -102,8 +102,8 @@ TEST_CASE("a step sends what the formula says, however many microbatches it has"
         pipeline_options how;
         how.parallel.level = level;
         const measured m = measure(s, ranks, how);
-        const double once = m.elements * 8 * (ranks - 1) / ranks;  // a gather or a reduce-scatter of everything
-        // Beside the gradients, the norm and numbers of the loss are reduced.
+        const double once = m.elements * 8 * (ranks - 1) / ranks;  // a gather or a reduce-scatter of all elements
+        // In addition to gradients, a step reduces the norm and numbers of the loss.
         const double numbers = 200;
         if (level == zero_level::replicated) {
           CHECK(m.gathered == 0);
@@ -116,7 +116,8 @@ TEST_CASE("a step sends what the formula says, however many microbatches it has"
         CHECK(m.reduced <= numbers);
         if (level != zero_level::parameters) CHECK(m.gathered == once);
         if (level == zero_level::parameters) {
-          CHECK(m.gathered <= 2 * once * static_cast<double>(microbatches));  // once for each use, but where uses meet
+          // Once for each use; adjacent uses share one.
+          CHECK(m.gathered <= 2 * once * static_cast<double>(microbatches));
           how.parallel.prefetch = 0;
           CHECK(measure(s, ranks, how).gathered == 2 * once * static_cast<double>(microbatches));
           how.parallel.prefetch = 1;
@@ -149,7 +150,7 @@ TEST_CASE("a rank holds what the formula and the dry run say") {
 
 namespace {
 
-/// A Llama that visits one parameter more than its passes use.
+/// A Llama that visits one parameter that its passes do not use.
 class with_spare : public small_llama {
  public:
   with_spare(const context<cpu>& ctx, const llama_config& c)
@@ -279,7 +280,7 @@ TEST_CASE("what does not fit a policy is refused by name") {
               one.run(ctx);
             }),
             "training step: another one has been made for this model since"));
-  // When the step is made, and not at its first update.
+  // The error is thrown when the step is made, not at its first update.
   CHECK(has(said([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               adamw<double> optimizer({.moments = moment_type::int8});
@@ -308,7 +309,7 @@ TEST_CASE("what does not fit a policy is refused by name") {
             "data_axes: dp is among shard and replicate; legal is one of them"));
   CHECK(has(said([&](auto& ctx, const scenario& s) {
               std::vector<double> weight(64), gradient(64);
-              struct one_norm {  // the caller's memory
+              struct one_norm {  // in the caller's memory
                 rms_norm<double, typename transformer_specs<megatron_sp>::residual> norm;
               };
               one_norm n{{ctx, 1e-5, "norm", weight.data(), gradient.data()}};

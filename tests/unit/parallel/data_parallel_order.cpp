@@ -1,6 +1,6 @@
 // program: data_parallel
-// The order of a step's communication under policies of data parallelism: no delay of any operation changes a bit, in a
-// pipeline or out of it.
+// The order of a step's communication with policies of data parallelism: delays of operations change no bit, with and
+// without a pipeline.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace {
 
 using in_zigzag = context_parallel<megatron_sp, chosen<cp>, zigzag>;
 
-/// A link that moves nothing at once: a call takes up to a millisecond, and one in four begins late. Seed 0: no delay.
+/// A link with random delays: a call takes up to a millisecond, and one in four starts late. Seed 0: no delay.
 testing::link_time random_delays(unsigned seed, int rank) {
   std::minstd_rand random(seed * 100 + static_cast<unsigned>(rank) + 1);
   return [random, seed](const call&, double, double now) mutable {
@@ -76,7 +76,8 @@ TEST_CASE("no delay of any operation changes a bit") {
 
 namespace {
 
-/// Trains two chunks on each of two stages, of dp x cp = 2 x 2 ranks; what all ranks end with, and the last norm.
+/// Trains two chunks on each of two stages, of dp x cp = 2 x 2 ranks. Returns the hash of the results and the last
+/// norm.
 std::pair<std::uint64_t, double> train_with_delays(const scenario& s, const schedule& plan, unsigned seed) {
   using model_type = llama<double, in_zigzag, cpu>;
   const mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>> shape{2, 2, 2, 1, 1};

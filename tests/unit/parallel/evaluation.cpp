@@ -1,5 +1,5 @@
 // program: training_step
-// Forward passes between steps: without dropout, under every policy; and values that somebody changes between steps.
+// Forward passes between steps, without dropout, with every policy; and values that a program changes between steps.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -36,7 +36,7 @@ void on_ranks(int ranks, const scenario& s, const llama_options& how, const F& f
   });
 }
 
-/// The loss of `microbatches` that are alike, by a pipeline that trains in steps of one.
+/// The loss of `microbatches` equal microbatches, by a pipeline that trains with one microbatch.
 double loss_of(const context<cpu>& ctx, pipeline<small>& model, const scenario& s, std::size_t microbatches) {
   host_tokens ids(small::tokens(ctx).part(), model.order()), labels(ids);
   fill_tokens(s, 0, ids, labels);

@@ -1,5 +1,5 @@
 // program: stages
-// The executor alone: stages whose activations have other sizes between other stages, under any order of actions.
+// The executor with stages whose activations have different sizes between stages, under any order of actions.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -38,7 +38,8 @@ result run(const schedule& plan) {
   mesh_shape whole;
   whole.add(axis_of<pp>, shape.ranks);
   threads::run(shape.ranks, [&](threads::communicator c) {
-    // MPI takes tags up to 32767 for sure: one for each message from one rank to another, and no more.
+    // MPI guarantees tags up to 32767: each message from one rank to another has its own tag, and there are no more
+    // tags.
     const testing::link_time look_at_tags = [&](const call& what, double, double now) {
       if (what.kind == collective::send) CHECK(what.tag < shape.chunks * shape.microbatches);
       return now;
@@ -50,7 +51,7 @@ result run(const schedule& plan) {
     widening stages(shape, c.rank());
     const auto rank = static_cast<std::size_t>(c.rank());
     executor.events = &all.events[rank];
-    for (int again = 0; again < 2; ++again) {  // an executor runs many times
+    for (int again = 0; again < 2; ++again) {  // an executor can run several times
       stages.finished_at.assign(stages.weights.size(), -1);
       stages.passes.assign(stages.weights.size(), 0);
       stages.gradients.assign(stages.weights.size(), 0);

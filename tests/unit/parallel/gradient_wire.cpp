@@ -1,6 +1,6 @@
 // program: data_parallel
-// Gradients that are reduced over data ranks in bf16: half the bytes, the same on every number of ranks where one has
-// all of a sum, and near those that are reduced in float.
+// Gradients reduced over data ranks in bf16: half the bytes. Results are equal on every number of ranks if one rank has
+// the whole sum, and near those of gradients reduced in float.
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -94,7 +94,7 @@ TEST_CASE("gradients in bf16 are reduced in float where that is asked for, with 
     CAPTURE(static_cast<int>(level));
     const made_outcome narrow = run_made_gradients<precision_type>(over(2, level, gradient_wire::full), {});
     const made_outcome wide = run_made_gradients<precision_type>(over(2, level, gradient_wire::f32), {});
-    CHECK(equal_bits(narrow, wide));  // a made sum has one term, which float holds
+    CHECK(equal_bits(narrow, wide));  // a made sum has one term, which float represents exactly
     CHECK(narrow.reduced_bytes > 0);
     CHECK(wide.reduced_bytes == 2 * narrow.reduced_bytes);
   }

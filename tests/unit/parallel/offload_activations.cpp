@@ -1,6 +1,5 @@
 // program: training_step
-// Activations in the host's memory between their passes: not a bit changes under any schedule, and the device holds
-// less.
+// Activations in host memory between their passes: no bit changes with any schedule, and the device needs less memory.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -26,7 +25,7 @@ struct dense {
   using stage = llama<double, strategy, Device>;
   static constexpr bool has_experts = false;
 };
-/// With experts, and with the policy of context parallelism that `chosen_policy` names.
+/// A model with experts, with the policy of context parallelism named by `chosen_policy`.
 struct mixture {
   using strategy = context_parallel<megatron_experts, chosen<cp>, contiguous>;
   template <class Device>
@@ -34,7 +33,7 @@ struct mixture {
   static constexpr bool has_experts = true;
 };
 
-/// A Llama of six layers on a pipeline, whose stages are cut `sharded` times over ep, over cp and over tp.
+/// A Llama of six layers on a pipeline, whose stages are sharded `sharded` times over each of ep, cp and tp.
 template <class Model>
 struct offload_run {
   template <class Device>
@@ -79,7 +78,7 @@ struct offload_run {
         how);
   }
 
-  /// The hash of the weights after two steps, and a loss.
+  /// The hash of the weights after two steps, and the loss.
   std::pair<std::uint64_t, double> train(bool offloads) const {
     std::pair<std::uint64_t, double> out;
     threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
@@ -144,13 +143,14 @@ TEST_CASE("so do the rows of experts, the choice, and what each policy of contex
 
 namespace {
 
-/// The blocks are six, one microbatch goes through one stage.
+/// There are six blocks, and one microbatch goes through one stage.
 template <class Model>
 void check_bytes(const offload_run<Model>& run) {
   CHECK(run.train(true) == run.train(false));
   const step_plan here = run.dry_run(0, false), away = run.dry_run(0, true);
   CHECK(here.host_bytes == 0);
-  // What the embedding and the first five blocks keep is in the host's memory, two blocks' at most on the device.
+  // The host has the activations of the embedding and the first five blocks; the device has those of two blocks at
+  // most.
   CHECK(away.host_bytes > here.kept_bytes / 2);
   CHECK(away.kept_bytes < here.kept_bytes / 2);
 }

@@ -1,6 +1,6 @@
 // program: stages
-// The offload of activations under every order in which two streams can run: all reads are right. Where the executor
-// forgets one of its waits, some order shows it.
+// Tests the offload of activations in every order in which two streams can run: all reads are right. If the executor
+// leaves out one of its waits, some order shows it.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -19,8 +19,8 @@ using namespace plait;
 
 namespace {
 
-/// A device that notes what is put into its streams and runs nothing. All its memory is cells of one number. A released
-/// cell is handed out again at once, as an allocator in the order of the main stream does.
+/// A device that records the work of its streams and runs nothing. Its memory consists of cells of one number each. A
+/// released cell is reused at once, as by an allocator in the order of the main stream.
 class noting_device {
  public:
   class event;
@@ -52,15 +52,15 @@ class noting_device {
     std::size_t count_ = 0;
   };
 
-  /// A piece of a stream's work: to write a number or a cell to a cell, to read a number that must be there, or to wait
-  /// until the other stream has done `count` of its work.
+  /// A task of a stream: writes a number or a cell to a cell, reads a cell that must have a given number, or waits
+  /// until the other stream has done `count` tasks.
   struct task {
     enum { write, copy, read, wait } what;
     int to = 0, from = 0, number = 0;
     std::size_t count = 0;
   };
   std::vector<task> work[2];
-  int waits = 0, forgotten = -1;  ///< the wait of this number is left out
+  int waits = 0, forgotten = -1;  ///< the wait with this index is left out
 
   stream main_stream() { return {this, 0}; }
   stream side_stream() { return {this, 1}; }
@@ -114,7 +114,7 @@ void noting_device::stream::wait(const event& e) const {
 
 using memory = buffer<noting_device>;
 
-/// A stage of several units, each of which keeps one number of a microbatch.
+/// A stage of several units, each of which keeps one number for each microbatch.
 struct stage_of_units {
   struct activation {
     using value_type = double;
@@ -168,15 +168,15 @@ struct stage_of_units {
   }
 };
 
-/// Runs the work of two streams in every order; orders that lead to equal memory go on as one.
+/// Runs the tasks of two streams in every order; orders that lead to equal memory are merged.
 class every_order {
  public:
   explicit every_order(const noting_device& device) : device_(device) {
     run(0, 0, std::vector<int>(static_cast<std::size_t>(device.cells()), 0));
   }
-  /// Whether a read found another number than was written for it, in any order.
+  /// Whether, in any order, a read found another number than was written for it.
   bool wrong() const { return wrong_; }
-  /// How many orders there are.
+  /// The number of orders.
   double orders() { return orders_from(0, 0); }
 
  private:
@@ -214,7 +214,7 @@ class every_order {
   bool wrong_ = false;
 };
 
-/// Notes the work of a step, without the wait of this number.
+/// Records the tasks of a step, without the wait with this index.
 void note_step(noting_device& device, const step_schedule& step, int forgotten) {
   device.forgotten = forgotten;
   world one = world::counting(mesh_shape(), 0);

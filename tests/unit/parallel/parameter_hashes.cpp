@@ -1,6 +1,6 @@
 // program: training_step
-// Hashes of parameters and gradients: the same list on every mesh, under every policy of data parallelism and over the
-// stages of pipelines; the weights' hash made of them; and one bit that differs.
+// Hashes of parameters and gradients: the same list on every mesh, with every policy of data parallelism and over the
+// stages of pipelines. Also the hash of all weights that is made from them, and one different bit.
 #include "plait/parallel/parameter_hashes.hpp"
 
 #include <algorithm>
@@ -22,10 +22,10 @@ namespace {
 struct run_of_hashes {
   std::vector<parameter_hash> initial, trained;
   std::uint64_t initial_sum = 0, trained_sum = 0;
-  std::uint64_t sent = 0;  ///< bytes that the ledger has of the hashes, once it is restored
+  std::uint64_t sent = 0;  ///< bytes of the hashes in the ledger, after they are subtracted
 };
 
-/// Two steps on dp x pp x tp ranks; every rank must have the list that is returned.
+/// Two steps on dp x pp x tp ranks; every rank must have the returned list.
 run_of_hashes train_hashed(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks, const schedule& plan) {
   mesh_shape shape;
   const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
@@ -113,14 +113,14 @@ TEST_CASE("the list is the same on every mesh, and over the stages of every pipe
     CHECK(std::all_of(one.trained.begin(), one.trained.end(), [](auto& p) { return p.gradient.has_value(); }));
     for (std::size_t i = 0; i < one.initial.size(); ++i) CHECK(one.initial[i].value != one.trained[i].value);
 
-    // Where no sum is cut in another way, every bit is the same.
+    // If all sums have the same terms in the same order, every bit is equal.
     for (const schedule& plan : {make_schedule<one_f_one_b>(2, 2), make_schedule<interleaved<2>>(2, 2),
                                  make_schedule<zb_v>(2, 2), make_schedule<one_f_one_b>(5, 2)}) {
       CAPTURE(plan.name.str());
       const run_of_hashes piped = train_hashed(scenario_of(tied), 1, 1, plan);
       CHECK(piped.initial == one.initial);
       CHECK(names_of(piped.trained) == names_of(one.trained));
-      if (!tied) CHECK(piped.trained == one.trained);  // the ends of a tied table are summed apart
+      if (!tied) CHECK(piped.trained == one.trained);  // the two gradients of a tied table are summed separately
     }
     const run_of_hashes tensor = train_hashed(scenario_of(tied), 1, 2, make_schedule<one_f_one_b>(1, 2));
     CHECK(tensor.initial == one.initial);

@@ -1,5 +1,6 @@
 // program: training_step
-// Recompute by layer in whole steps: not a bit changes, and a rank keeps what the dry run priced and the budget allows.
+// Recompute by layer in whole steps: no bit changes, and a rank keeps the bytes that the dry run predicts and the
+// budget allows.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -54,7 +55,7 @@ struct recomputed_run {
             }};
   }
 
-  /// What fits on a rank, as its layers' modes.
+  /// The modes of a rank's layers that fit in a budget.
   recompute_fit fit(std::int64_t rank, std::int64_t budget) const {
     pipeline_world ranks = pipeline_world::counting(mesh, rank);
     counting_device device;
@@ -66,13 +67,13 @@ struct recomputed_run {
   }
 };
 
-/// What the ranks of a run held, each by its number.
+/// Measured and predicted bytes of the ranks of a run, by rank.
 struct held {
   std::vector<std::uint64_t> weights;
   std::vector<std::int64_t> kept, predicted, activation;
 };
 
-/// Two steps, with the modes that `keep(rank)` gives.
+/// Two steps, with the modes from `keep(rank)`.
 template <class Keep>
 held train(const recomputed_run& run, Keep&& keep) {
   const auto n = static_cast<std::size_t>(run.mesh.size());
@@ -145,7 +146,7 @@ TEST_CASE("deterministic sums of gradients do not count, and a microbatch is pri
   for (const char* name : {"1f1b", "zb_v"}) {
     CAPTURE(name);
     recomputed_run usual(name, 2, 4);
-    usual.s.config.tie_embeddings = true;  // on zb_v, of two stages of a rank
+    usual.s.config.tie_embeddings = true;  // on zb_v, both ends are on one rank
     recomputed_run deterministic = usual;
     deterministic.order = {2, usual.s.batch, 1};
     for (std::int64_t rank = 0; rank < 4; ++rank) {
@@ -169,13 +170,13 @@ TEST_CASE("no mode of any layer changes a bit, under any kind of schedule, and b
       const held some = train(run, [&](int) { return keep; });
       CHECK(some.weights == none.weights);
       for (std::size_t r = 0; r < 4; ++r) {
-        // Where weight gradients are deferred, what waits for them may be most of it.
+        // With deferred weight gradients, the bytes that wait for them may be most of it.
         if (run.plan.name.str() == "1f1b") CHECK(some.kept[r] < none.kept[r]);
-        // A message may have arrived, or not.
+        // A message may or may not have arrived.
         CHECK(std::abs(some.kept[r] - some.predicted[r]) <= some.predicted[r] / 50 + 2 * some.activation[r]);
       }
     }
-    // Half of what can be saved.
+    // Half of the bytes that recomputation can save.
     std::vector<std::int64_t> budget;
     std::vector<recompute_fit> fits;
     for (int r = 0; r < 4; ++r) {
@@ -186,7 +187,7 @@ TEST_CASE("no mode of any layer changes a bit, under any kind of schedule, and b
       fits.push_back(run.fit(r, budget.back()));
       REQUIRE(!fits.back().stages.empty());
     }
-    const auto of_rank = [&](int rank) {  // the lists of a rank's chunks, as one
+    const auto of_rank = [&](int rank) {  // the lists of a rank's chunks, joined
       std::vector<recompute> layers(6, recompute::none);
       recompute head = recompute::none;
       std::vector<stage_layers> mine;
@@ -204,7 +205,7 @@ TEST_CASE("no mode of any layer changes a bit, under any kind of schedule, and b
     for (std::size_t r = 0; r < 4; ++r) {
       CHECK(fits[r].bytes <= budget[r]);
       CHECK(some.kept[r] >= fits[r].bytes);
-      CHECK(some.kept[r] <= fits[r].bytes + 6 * some.activation[r]);  // of messages under way
+      CHECK(some.kept[r] <= fits[r].bytes + 6 * some.activation[r]);  // messages in flight
     }
   }
 }

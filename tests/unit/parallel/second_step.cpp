@@ -1,6 +1,6 @@
 // program: training_step
-// A training step that is made after another one, of the same model, goes on where that one ended: at every level, in
-// every precision, also while gathers of the first are under way. The first one is refused from then on.
+// A second training step object of the same model continues where the first one ended: at every level, in every
+// precision, also while gathers of the first are in flight. Later uses of the first one are errors.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -29,12 +29,13 @@ using model_of = llama<Precision, megatron_sp, cpu>;
 template <class Precision>
 using step_of_model = training_step<model_of<Precision>>;
 
-/// What a program does between the steps of its training.
+/// The program's actions between the steps of its training.
 enum class between {
   nothing,
-  another_step,  ///< makes a training step for each
-  a_look,        ///< gathers the parameters by hand before the first
-  an_old_look    ///< makes another training step after the first two, and visits the parameters by way of the first one
+  another_step,  ///< makes a new training step object for each step
+  a_look,        ///< gathers the parameters explicitly before the first step
+  /// Makes another training step object after two steps, and visits the parameters through the first one.
+  an_old_look
 };
 
 struct outcome {

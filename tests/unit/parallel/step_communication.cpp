@@ -1,4 +1,4 @@
-// What a step hides of its communication, measured, is what the simulation of its program says.
+// The communication that a step hides, measured, agrees with the simulation of its program.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ struct communicated {
   step_wait longest;
 };
 
-/// Of the third to fifth step, on sleeping ranks with a throttled link.
+/// Measurements of the third to fifth step, on sleeping ranks with a throttled link.
 communicated run_blocks(const testing::sleeping_shape& s, const data_parallel& policy) {
   communicated found;
   threads::run(s.ranks, [&](threads::communicator c) {
@@ -54,7 +54,7 @@ communicated run_blocks(const testing::sleeping_shape& s, const data_parallel& p
     }
     const std::uint64_t sent = w.ledger().total().wire;
     const std::vector<axis_communication> all = communication_of_ranks(device, w.root(), clock.since());
-    CHECK(w.ledger().total().wire == sent);  // the ranks come together uncounted
+    CHECK(w.ledger().total().wire == sent);  // the measurement itself is not counted
     if (c.rank() != s.ranks - 1) return;
     found.communication = all;
     const auto& executor = step.model().executor();
@@ -64,12 +64,13 @@ communicated run_blocks(const testing::sleeping_shape& s, const data_parallel& p
   return found;
 }
 
-/// All-reduces of the gradients of all blocks take `share` of the backward passes. The fewer elements, the less the
-/// ranks themselves compute for them.
+/// All-reduces of the gradients of all blocks take `share` of the backward passes. With fewer elements the ranks
+/// compute less for them.
 testing::sleeping_shape blocks(double share) {
   testing::sleeping_shape s{.ranks = 2, .layers = 4, .block = 0.03, .elements = 1 << 13};
   const double backward = 2 * s.block * s.layers;
-  s.bandwidth = 4.0 * static_cast<double>(s.elements) * s.layers / (share * backward);  // 2 (n - 1) / n of them
+  // An all-reduce sends 2 (n - 1) / n of the elements.
+  s.bandwidth = 4.0 * static_cast<double>(s.elements) * s.layers / (share * backward);
   return s;
 }
 
@@ -88,7 +89,7 @@ TEST_CASE("the measured share that is hidden is that of the simulation") {
     const testing::sleeping_shape s = blocks(t.share);
     const double expected = testing::simulate_sleeping(s, t.policy, 4, 4).hidden_share();
     communicated m;
-    for (int tries = 3; tries > 0; --tries) {  // a busy machine disturbs one of them, a mistake all
+    for (int tries = 3; tries > 0; --tries) {  // a busy machine may disturb one try; a mistake fails all
       m = run_blocks(s, t.policy);
       REQUIRE(m.communication.size() == 1);
       if (std::abs(m.communication[0].hidden() - expected) < 0.2) break;

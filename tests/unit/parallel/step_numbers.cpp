@@ -1,5 +1,5 @@
 // program: training_step
-// The training step: initial weights, learning on a text, seeds, steps that are skipped.
+// The training step: initial weights, learning on a text, seeds, skipped steps.
 #include <limits>
 #include <span>
 #include <utility>
@@ -134,9 +134,9 @@ TEST_CASE("a step whose gradients are not finite is skipped by all ranks alike, 
           if (p.name().ends_with("gate_proj.weight")) weight = p.value();
         });
         const double before = weight[3];
-        if (ranks.rank() == 1) weight[3] = std::numeric_limits<double>::infinity();  // of one tensor-parallel rank
+        if (ranks.rank() == 1) weight[3] = std::numeric_limits<double>::infinity();  // on one tensor-parallel rank
         mine.steps.push_back(one_step(1));
-        for (int again = 0; again < 2; ++again) CHECK(step.result(ctx).skipped);  // and is taken back once
+        for (int again = 0; again < 2; ++again) CHECK(step.result(ctx).skipped);  // the step is undone only once
         weight[3] = before;
         CHECK(optimizer.step() == 1);
       }

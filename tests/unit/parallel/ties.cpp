@@ -1,6 +1,6 @@
 // program: stages
-// Stages must agree: a parameter that two of them share is made alike by both, and everything else has a name of its
-// own, or a pipeline is not constructed; and what each stage is given is compared in the first step.
+// Stages must agree. Both stages that share a parameter must define it alike, and all others need unique names;
+// otherwise making a pipeline is an error. The first step compares the data that each stage gets.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -35,14 +35,14 @@ using output = linear<double, specs::head>;
 using loss = cross_entropy_loss<double, specs::logits, specs::tokens>;
 using stage = language_model<table_layer, block, output, loss>;
 
-/// How a model is made; as it stands here it is right.
+/// Options of a model; the defaults are valid.
 struct maker {
   std::string head_name = "wte";
   bool embedding_tied = true, head_tied = true, uses_table = true;
   double deviation = 0.02;
   std::int64_t classes = 7;  ///< of the head's copy
   std::function<std::string(std::int64_t)> block_name = [](std::int64_t i) { return "h." + std::to_string(i); };
-  std::int64_t tied_block = -1;  ///< whose first matrix is said to be tied
+  std::int64_t tied_block = -1;  ///< the block whose first matrix is declared as tied; -1: none
   bool frozen_table = false, frozen_head = false;
 
   std::unique_ptr<stage> make(const context<cpu>& ctx, stage_layers part, const stage* first) const {
@@ -70,7 +70,7 @@ struct maker {
   }
 };
 
-/// Makes the model as a pipeline of `ranks` ranks; throws what the ranks threw.
+/// Makes the model as a pipeline of `ranks` ranks; throws the ranks' error.
 template <class Policy>
 void construct(const maker& model, int ranks) {
   const mesh<axis<pp>, axis<dp>, axis<cp>, axis<tp>, axis<tp_rep>> shape{ranks, 1, 1, 1, 1};
@@ -87,7 +87,7 @@ void construct(const maker& model, int ranks) {
   });
 }
 
-/// A whole model on one rank.
+/// Makes a whole model on one rank.
 void construct_whole(const maker& model) {
   threads::run(1, [&](threads::communicator c) {
     world here(megatron_sp::mesh{1, 1, 1, 1}.shape(), c);
@@ -99,14 +99,14 @@ void construct_whole(const maker& model) {
   });
 }
 
-/// What the ranks of the second stage are given, in a mesh of pp 2 x dp 2.
+/// Data of the ranks of the second stage, on a mesh of pp 2 x dp 2.
 struct given {
   std::int64_t pp = 2;
   std::uint64_t seed = 1;
   double clip = 1, rate = 1e-2;
   std::int64_t token = 3;
 };
-/// What is said where the second stage, or with `one` its last rank alone, is given something else; "" if nothing is.
+/// The text of the error if the second stage, or with `one` only its last rank, gets other data; "" without an error.
 std::string told_to_stages(const given& second, bool one = false) {
   const schedule plan = make_schedule<one_f_one_b>(2, 2);
   try {
@@ -200,12 +200,12 @@ TEST_CASE("only the ends of a pipeline share parameters") {
 }
 
 TEST_CASE("the sum over tied stages is started by an entry of its own, in a bucket as beside one") {
-  for (const int dp : {1, 2}) {  // on one rank a parameter lies alone
+  for (const int dp : {1, 2}) {  // with one rank a parameter has no neighbours
     CAPTURE(dp);
     std::vector<std::string> said(static_cast<std::size_t>(dp));
     double sum = 0;
     threads::run(2 * dp, [&](threads::communicator c) {
-      // Two "stages" of dp ranks each, which hold the same table.
+      // Two "stages" of dp ranks each, which have the same table.
       threads::communicator stage_ranks = c.split(c.rank() / dp, c.rank());
       world here(megatron_sp::mesh{dp, 1, 1, 1}.shape(), stage_ranks);
       cpu device;
@@ -230,7 +230,7 @@ TEST_CASE("the sum over tied stages is started by an entry of its own, in a buck
         units.reduce_ties(ctx, 0);
         units.finish_reduction(ctx, 0, out);
       });
-      if (r == 0) sum = all.at(0).data()[0];  // which has the first element
+      if (r == 0) sum = all.at(0).data()[0];  // it has the first element
       try {
         pass([&](auto& out) { units.finish_reduction(ctx, 0, out); });
       } catch (const error& e) {

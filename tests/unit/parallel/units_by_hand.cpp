@@ -1,4 +1,4 @@
-// ZeRO in a training loop of one's own, with layers and neither tokens nor an embedding: parameter_units, by hand.
+// ZeRO in a user's training loop, with layers but without tokens and an embedding: parameter_units called directly.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct down {
 };
 using block = sequential<linear<double, up>, linear<double, down>>;
 
-/// What a loop may forget, or do twice.
+/// Calls that a loop may forget or repeat.
 enum class mistake {
   none,
   no_gather,
@@ -94,7 +94,7 @@ std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level le
           blocks[static_cast<std::size_t>(unit)].backward(ctx, unit == 0 ? x : between[0], kept[unit], d);
         if (gathers) units.release(unit);
       }
-      if (made == mistake::abandon && step == 1) {  // as if something had thrown here
+      if (made == mistake::abandon && step == 1) {  // as if an exception had been thrown here
         units.abandon_step();
         continue;
       }
@@ -165,7 +165,7 @@ TEST_CASE("a step that was given up leaves nothing behind for the next one, its 
 }
 
 TEST_CASE("parameters whose gradients are summed over the axis of copies alone are all on every rank") {
-  // The weights are sharded over tp, over which the pieces of other parameters would be cut.
+  // The weights are sharded over tp, over which the pieces of other parameters would be split.
   const data_axes hybrid{.shard = axis_list(axis_of<tp>), .replicate = axis_list(axis_of<dp>)};
   const std::vector<double> one = train(1, 1, zero_level::replicated);
   for (const zero_level level :

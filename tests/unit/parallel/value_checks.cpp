@@ -1,7 +1,7 @@
 // program: training_step
-// What types call equal on ranks is compared over them: one value of one rank that is another is found and named, at
-// each kind of place, and nothing is found where all is right (every other test of ranks runs with the checks of a
-// first step).
+// Values that types declare equal on ranks are compared over the ranks. The checks find and name one different value on
+// one rank, at each kind of place. They find nothing without a fault: all other tests of ranks run with the checks of a
+// first step.
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -36,7 +36,7 @@ struct two_axes {
 };
 using model_type = llama<float, two_axes>;
 
-/// One rank's program, in which a fault may change something.
+/// One rank's program, in which a fault may change a value.
 struct run {
   world& ranks;
   context<cpu> ctx;
@@ -83,8 +83,8 @@ struct setting {
   deterministic_leaves deterministic{};
 };
 
-/// What is said where `fault` changes the program of rank 3 of dp 2 x tp 2, `before` what it is made from; "" if
-/// nothing is.
+/// The text of the error if `fault` changes the program of rank 3 of dp 2 x tp 2, and `before` its settings; "" without
+/// an error.
 template <class Before, class Fault>
 std::string told(Before&& before, Fault&& fault) {
   try {
@@ -131,10 +131,10 @@ void flip(const void* values) {
   *byte ^= std::byte{0x40};
 }
 
-/// What rank 3 does otherwise in a program with a loop and an optimizer of its own.
+/// The fault of rank 3 in a program with its own loop and optimizer.
 struct loop_fault {
-  std::string place{};                               ///< flips a bit of the values there
-  std::uint64_t later_step = 0, later_position = 0;  ///< in what it saves
+  std::string place{};                               ///< flips a bit of the values at this place
+  std::uint64_t later_step = 0, later_position = 0;  ///< changes the saved numbers
 };
 
 template <class Down = down, class Optimizer = adamw<float>, class Options = adamw_options>
@@ -158,7 +158,7 @@ std::string told_by_loop(const loop_fault& fault, const Options& options = {}) {
       Optimizer optimizer(options);
       const auto each = [&](auto&& f) { each_parameter(f, norm, first, second, last); };
       each([&](auto& p) { p.initialize(ctx); });
-      for (; step < 3; ++step) {  // a step's values are compared when the next begins
+      for (; step < 3; ++step) {  // the values of a step are compared when the next step starts
         each([&](auto& p) { p.gather(ctx), place("gathered " + p.name(), p.used_value()), p.zero_gradient(ctx); });
         tensor<float, rows> x(ctx);
         kernels::fill_normal(device, x.data(), x.part(), 7, 1, 0.0, 1.0);
@@ -203,7 +203,7 @@ std::string told_by_loop(const loop_fault& fault, const Options& options = {}) {
   return {};
 }
 
-/// What a model is told where all ranks save and load a state, and rank 3 then changes something.
+/// The error of a model's step after all ranks save and load a state, and rank 3 then changes something.
 template <class Change>
 std::string told_after_load(Change&& change) {
   memory_file_system disk;
@@ -219,7 +219,7 @@ std::string told_after_load(Change&& change) {
   });
 }
 
-/// What a model is told where rank 3 changes tokens of microbatch 1.
+/// The error of a model's step in which rank 3 changes tokens of microbatch 1.
 template <class Change>
 std::string told_of_tokens(Change&& change) {
   return told(nothing, [&](run& r, bool odd) {
@@ -244,7 +244,7 @@ TEST_CASE("one value of one rank, at each kind of place") {
   const struct {
     std::string place, told, named;
   } faults[] = {
-      // What contexts, steps and optimizers are made from.
+      // Settings of contexts, steps and optimizers.
       {"seed", set([](setting& s) { s.seed = 2; }),
        "context: rank 3 runs with seed 2, ranks 0 to 2 with seed 1; every rank needs the same values"},
       {"size of a dim", set([](setting& s) { s.length = 16; }), "context: rank 3 runs with seq 16, ranks 0 to 2 with"},
@@ -276,7 +276,7 @@ TEST_CASE("one value of one rank, at each kind of place") {
        differ("tp", "the labels of microbatch 1")},
       {"document start", told_of_tokens([](auto&, auto&, auto& starts) { starts.data()[3] = 3; }),
        differ("tp", "the document starts of microbatch 1")},
-      // What layers take.
+      // Inputs of layers.
       {"input of a layer", told_by_loop({"x of step 0"}), differ("tp", "the input of norm")},
       {"invariant activation", told_by_loop({"n of step 0"}), differ("tp", "the input of up")},
       {"replicated activation", told_by_loop<replicated_down>({"y of step 0"}), differ("tp", "the input of last")},
@@ -309,7 +309,7 @@ TEST_CASE("one value of one rank, at each kind of place") {
        "differ in the reduced gradient of down.bias, which"},
       {"reduced gradient of a norm", told_by_loop({"gradient norm.weight of step 0"}),
        "differ in the reduced gradient of norm.weight, which"},
-      // What optimizers keep.
+      // State of optimizers.
       {"moment", told_by_loop({"state up.weight of step 1"}), differ("dp", "the moments of up.weight")},
       {"moment in bf16", told_by_loop({"state up.weight of step 1"}, adamw_options{.moments = moment_type::bf16}),
        differ("dp", "the moments of up.weight")},
@@ -319,7 +319,7 @@ TEST_CASE("one value of one rank, at each kind of place") {
          r.optimizer.visit_state(r.ctx, r.named("down_proj"), [](const optimizer_tensor& t) { flip(t.values); });
        }),
        differ("dp", "the moments of model.layers.0.mlp.down_proj.weight")},
-      // What is saved.
+      // Saved values.
       {"scalar of a save", told_by_loop({.later_position = 1}),
        "checkpoint: step 1 is not saved: rank 3 runs with position 1, ranks 0 to 2 with position 0"},
       {"step of a save", told_by_loop({.later_step = 1}),
@@ -330,7 +330,7 @@ TEST_CASE("one value of one rank, at each kind of place") {
     CAPTURE(fault.told);
     CHECK(has(fault.told, fault.named));
   }
-  // Terms of a sum are unlike on its ranks.
+  // Terms of a sum differ between ranks.
   CHECK(
       has(told_by_loop<replicated_down>({}),
           "the gradient of the output of last is partial over tp, so that its 2 ranks hold terms of a sum, and all of "
@@ -348,14 +348,14 @@ TEST_CASE("one element of a parameter or a gradient of one rank, at each level o
       });
     };
     CHECK(has(parameter_of("norm", 1), "norm.weight, which the type calls equal"));
-    if (level == zero_level::replicated) {  // elsewhere each element lives on one data rank
+    if (level == zero_level::replicated) {  // at other levels only one data rank has each element
       CHECK(has(parameter_of("q_proj", 2),
                 "ranks along dp differ in the values of model.layers.0.self_attn.q_proj.weight, which"));
       CHECK(has(parameter_of("embed", 0), "ranks along dp differ in the values of model.embed_tokens.weight, which"));
       CHECK(has(parameter_of("down_proj", 5), "down_proj.weight, which the type calls equal: rank "));
     }
   }
-  // After the first step, and where a load or every n-th step asks for it.
+  // After the first step: on request after a load, or in every n-th step.
   const auto later = [](value_check how, bool armed) {
     return told(nothing, [&](run& r, bool odd) {
       r.ranks.checks().set(how);
@@ -389,7 +389,7 @@ TEST_CASE("a tensor is compared by hand, and by how much it differs") {
         require_equal(ctx, x, "the state", tolerance);
         tensor<float, wide> h(ctx);
         kernels::fill(device, h.data(), h.size(), static_cast<float>(ranks.coordinate(axis_of<tp>)));
-        require_equal(ctx, h);  // nothing of its type is equal along tp, and dp shards it too
+        require_equal(ctx, h);  // along tp no part of its type is equal, and dp shards it too
       });
     } catch (const error_of_all& e) {
       return e.what();

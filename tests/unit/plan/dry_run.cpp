@@ -1,4 +1,4 @@
-// What the planner's formulas say of a Llama is what its layers do on a device and in a world that only count.
+// The planner's formulas for a Llama agree with its layers, run on a counting device in a counting world.
 #include "plait/plan/dry_run.hpp"
 
 #include <doctest/doctest.h>
@@ -43,7 +43,7 @@ llama_config small_llama() {
 
 constexpr std::int64_t seq_length = 32;
 
-/// A Llama of a precision, and one whose blocks, but for the first, are mixtures beside a shared expert.
+/// A Llama of a precision, and one whose blocks, except the first, are mixtures with a shared expert.
 template <class P>
 struct dense {
   using precision = P;
@@ -69,7 +69,7 @@ struct mixture {
   }
 };
 
-/// Of plait as it trains the model: its own facts are the defaults of `planner::software`, in bf16.
+/// The planner's job for plait's trainer, in bf16: the defaults of `planner::software` describe plait.
 template <class Model>
 planner::training_job job_of(std::int64_t batch) {
   planner::training_job job;
@@ -96,7 +96,7 @@ mesh_shape mesh_of(const planner::training_layout& l, bool experts = false) {
   return mesh;
 }
 
-/// Bytes of the collectives of an axis, without those of `scalars` calls of a few bytes.
+/// Bytes of the collectives of an axis, without those of `scalars`, which are calls of a few bytes.
 double payload(const ledger& traffic, const std::string& label, std::initializer_list<collective> kinds) {
   double bytes = 0;
   for (const collective kind : kinds) bytes += static_cast<double>(traffic.total(label, kind).payload);
@@ -133,7 +133,7 @@ TEST_CASE_TEMPLATE("a block keeps what the formula says under each mode of recom
     for (std::size_t layer = 1; layer <= 4; ++layer) {
       const planner::training_job of_block = layer == 1 && experts ? job.of_first_blocks() : job;
       for (const recompute mode : {recompute::none, recompute::selective, recompute::full})
-        // The input of a block is kept beside its unit.
+        // A block's input is kept in addition to its unit.
         CHECK(static_cast<double>(prices[layer][static_cast<std::size_t>(mode)].bytes) + input ==
               planner::block_kept_bytes(of_block, l, mode));
     }
@@ -215,7 +215,7 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, 5.5 % with of
       double data = 0;
       for (const char* label : {"dp", "cp", "dp+cp", "ep", "dp+ep", "ep+cp", "dp+ep+cp"})
         data += payload(step.traffic, label, {all_gather, reduce_scatter, all_reduce});
-      // Losses and norms beside gradients, parts padded to equal sizes, and what ZeRO-3 need not gather anew.
+      // The measured bytes also have losses and norms, and parts padded to equal sizes; ZeRO-3 may gather less.
       CHECK(data == doctest::Approx(sent.data).epsilon(experts ? 0.055 : 0.04));
     }
   }
@@ -223,7 +223,7 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, 5.5 % with of
 
 namespace {
 
-/// What every rank of a mesh starts in a step of a Llama whose head is its embedding.
+/// The calls of every rank of a mesh in a step of a Llama whose head is its embedding.
 std::vector<posted_program> posted_of(const planner::training_layout& l, const char* schedule_name, zero_level level,
                                       bool hybrid = false) {
   const mesh_shape mesh = mesh_of(l);
@@ -254,7 +254,7 @@ std::vector<posted_program> posted_of(const planner::training_layout& l, const c
   return all;
 }
 
-/// The place of the `which`-th call of a kind over `group` in a pass of a kind.
+/// The index of the `which`-th call over `group` in passes of one kind.
 std::size_t call_in(const posted_program& p, const char* group, action_kind pass, int which = 0) {
   for (std::size_t i = 0; i < p.calls.size(); ++i) {
     const posted_call& c = p.calls[i];
@@ -277,7 +277,7 @@ TEST_CASE("all collectives and messages of a step stand in one order on every ra
       const order_verdict v = verify_order(all);
       CHECK(describe(v) == "ok");
       CHECK(v.completed > 400);
-      // No rank waits for others before its first pass: gathers that the last step left on their way would hold it up.
+      // No rank waits for others before its first pass; such a wait would delay gathers that the last step started.
       for (const posted_program& p : all)
         for (const posted_call& c : p.calls) {
           REQUIRE(c.entry >= 0);
@@ -310,9 +310,9 @@ TEST_CASE("the sums of a hybrid's copies are started within the order of a step,
       }
       CHECK(copies >= units);  // one for each bucket
     }
-    CHECK(among_passes > 0);  // where a stage has two units that are not tied and one before them
+    CHECK(among_passes > 0);  // a stage has two units that are not tied, and one before them
   }
-  // On two of four ranks the copies come before the next unit's reduction: each waits for the next.
+  // On two of four ranks the copies come before the next unit's reduction: each rank waits for the next.
   const auto peer_in = [&](std::size_t rank, const char* group) {
     for (const posted_group& g : all[rank].groups)
       if (g.name == group)
@@ -382,9 +382,9 @@ TEST_CASE("sums over tied stages are started within the order of a step, the sam
             CHECK(c.asynchronous);
             CHECK(p.entries[static_cast<std::size_t>(c.entry)].op == step_op::reduce_ties);
           }
-        CHECK(sums == all.size() * 2 / static_cast<std::size_t>(l.pp));  // one on each rank of the two ends
+        CHECK(sums == all.size() * 2 / static_cast<std::size_t>(l.pp));  // one on each rank of the two end stages
       }
-  // One end sums what is tied behind the norm.
+  // One end stage sums the tied gradients after the norm.
   all = posted_of(planner::parse_layout("dp=2,pp=2,cp=2,tp=2", "x"), "1f1b", zero_level::gradients);
   std::vector<posted_call>& calls = all[0].calls;
   const auto in = [&](const char* group) {

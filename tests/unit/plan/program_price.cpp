@@ -1,4 +1,4 @@
-// A model of one's own, the GPT-2 of the examples, is priced from its types: memory, bytes and time.
+// A user's model, the GPT-2 of the examples, is priced from its types: memory, bytes and time.
 #include "plait/plan/program_price.hpp"
 
 #include <doctest/doctest.h>
@@ -60,7 +60,7 @@ pp_::program_price price_of(const pp_::hardware& h, const pp_::program_layout& l
       });
 }
 
-/// What the ranks of a run of two steps measure of the second one.
+/// Measurements of the second step of a run.
 struct measured {
   std::int64_t peak = 0;
   ledger traffic;
@@ -150,7 +150,7 @@ TEST_CASE("passes hide the communication of data parallelism, without a pipeline
     CHECK(behind.exposed == behind.ranks[0].data);
     CHECK(beside.ranks[0].data == behind.ranks[0].data);
     CHECK(beside.exposed < 0.9 * behind.exposed);
-    CHECK(beside.exposed > 0.2 * behind.exposed);  // a fourth at least, of four layers
+    CHECK(beside.exposed > 0.2 * behind.exposed);  // a fourth at least, for four layers
   }
 }
 
@@ -173,7 +173,7 @@ TEST_CASE("a user's model takes the time that the formulas of a transformer of i
   job.model = {c.vocab,      c.hidden, c.layers, c.heads, c.heads, c.hidden / c.heads,
                4 * c.hidden, false,    true,     true,    false,   c.positions};
   job.seq = 1024;
-  job.program.overlaps_tensor = job.program.async_tensor = false;  // as this strategy
+  job.program.overlaps_tensor = job.program.async_tensor = false;  // as in this strategy
   for (const char* text : {"dp=1,zero=0", "tp=2,zero=0", "tp=4,dp=2,zero=1", "pp=2,tp=2,dp=2,zero=1", "dp=8,zero=1"}) {
     CAPTURE(std::string(text));
     pp_::training_layout formula = pp_::parse_layout(text, "x");
@@ -209,7 +209,7 @@ TEST_CASE("a program's price falls with more ranks, and says what it cannot pric
   h = pp_::hardware_called("h100", "x");
   h.reserved = 0, h.memory = static_cast<double>(price_of<float>(h, one, c).peak_bytes) - 1;
   CHECK_FALSE(price_of<float>(h, one, c).fits);
-  // Ranks that share a core take turns.
+  // Ranks that share a core run one after the other.
   h = pp_::hardware_called("h100", "x");
   const auto four = layout_of(mesh_of(1, 4, 1), c, zero_level::replicated);
   const double apart = price_of<float>(h, four, c).step();
@@ -217,7 +217,7 @@ TEST_CASE("a program's price falls with more ranks, and says what it cannot pric
   CHECK(price_of<float>(h, four, c).step() > 3 * apart);
   const auto stages = layout_of(mesh_of(4, 1, 1), c, zero_level::replicated);
   const double at_once = price_of<float>(h, stages, c).step();
-  h.turn = 1e-3;  // a message that has come waits for a core
+  h.turn = 1e-3;  // a message that has arrived waits for a core
   CHECK(price_of<float>(h, stages, c).step() > at_once + 6e-3);
   h.turn = 0;
   // A pipeline has a bubble, and its passes take at least their sum over the ranks.

@@ -1,5 +1,5 @@
 // program: program_memory
-// What a layer's calls take from a program's own allocator is what a run that only counts says, to the byte.
+// The memory that a layer's calls take from a program's allocator equals that of a dry run, to the byte.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 #include "support/on_pointers.hpp"
 #include "support/small_layers.hpp"
 
-namespace workspace {  // files of one program may have helpers of one name
+namespace workspace {  // files of one program may have helpers of the same name
 
 using namespace plait;
 using namespace plait::test::small_layers;
@@ -40,8 +40,8 @@ struct bent_on : activation<float, gelu, rows, Device> {
 template <class Device>
 using norm_on = rms_norm<float, rows, Device>;
 
-/// Calls a layer on the program's arrays twice, on each of two ranks, and returns what its allocator was asked for by
-/// the first calls of rank 0. Throws where later calls take more.
+/// Calls a layer on the program's arrays twice, on each of two ranks. Returns the bytes that the first calls of rank 0
+/// took from its allocator; throws if later calls take more.
 template <class L>
 call_workspace measured() {
   call_workspace found;
@@ -92,7 +92,7 @@ void check_workspace() {
   CHECK(took.forward + took.backward > 0);
 }
 
-/// Likewise for a layer that returns its results.
+/// The same for a layer that returns its results.
 template <template <class> class Layer>
 void check_returned() {
   const call_workspace said =

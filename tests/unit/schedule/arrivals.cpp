@@ -1,6 +1,6 @@
 // program: schedules
-// Which sends have arrived by the schedule: an action can have its input only if they were taken, and no earlier action
-// says so.
+// Sends that must have arrived by the schedule: an action has its input only if they arrived, and no earlier action
+// shows it.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 using programs_type = std::vector<std::vector<step_entry>>;
 
-/// How far `rank` comes where `lost` never arrives.
+/// The number of entries that `rank` completes if the message `lost` never arrives.
 std::size_t reach_without(const pipeline_shape& shape, const programs_type& programs, const transfer& lost, int rank) {
   std::vector<std::size_t> next(programs.size(), 0);
   std::vector<transfer> sent;
@@ -46,7 +46,7 @@ void check(int ranks, int microbatches) {
     const auto& mine = programs[static_cast<std::size_t>(rank)];
     const auto arrived = arrived_sends(plan.shape, programs, rank);
     REQUIRE(arrived.size() == mine.size());
-    std::vector<std::size_t> where;  // of each send; the end: nowhere
+    std::vector<std::size_t> where;  // of each send; the end: never
     for (const step_entry& step : mine)
       if (step.op == step_op::send) where.push_back(mine.size());
     for (std::size_t i = 0; i < arrived.size(); ++i)

@@ -1,5 +1,5 @@
 // program: schedules
-// Idle shares, peaks and published rates of the schedules that plait makes, and that each of them verifies.
+// Idle shares, peaks and published rates of plait's schedules; and each of them is valid.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -64,7 +64,7 @@ TEST_CASE_TEMPLATE("interleaved: idle ((p-1)/v)/(m+(p-1)/v), activations p(1+(p-
     const double formula = m == p ? p : p * (1 + (p - 1) / (p * v));
     CHECK(peak_activations(s) == doctest::Approx(formula).epsilon(1e-12));
     CHECK(peak(s, 0) == peak_activations(s));
-    // v times the messages of 1F1B, and those that turn from the last rank to the first.
+    // v times the messages of 1F1B, and those from the last rank to the first.
     CHECK(t.transfers.size() == static_cast<std::size_t>(2 * m * (s.shape.stages() - 1)));
   });
 }

@@ -1,6 +1,6 @@
 // program: schedules
-// One order of all collectives and messages of a step on all ranks of a mesh: what agrees is accepted, and what does
-// not is refused by a text that names both calls.
+// All ranks of a mesh must agree on one order of the collectives and messages of a step. Orders that agree are
+// accepted; the error for others names both calls.
 #include "plait/schedule/order.hpp"
 
 #include <doctest/doctest.h>
@@ -38,7 +38,7 @@ posted_call message(collective kind, int group, int peer, int tag, int together 
   return {.group = group, .kind = kind, .count = 8, .type = dtype::f32, .peer = peer, .tag = tag, .together = together};
 }
 
-/// A layer's sums over tp in each pass, a gradient's over dp while they go on, and the norm over all.
+/// A layer's sums over tp in each pass, a gradient's sum over dp in parallel, and the norm over all ranks.
 std::vector<posted_program> a_step() {
   std::vector<posted_program> all;
   for (int r = 0; r < 4; ++r) {
@@ -58,7 +58,7 @@ TEST_CASE("a step whose ranks agree has one order") {
   const std::vector<posted_program> s = a_step();
   const order_verdict v = verify_order(s);
   CHECK(describe(v) == "ok");
-  CHECK(v.completed == 3 * 2 + 2 + 1);  // each of tp on two groups, that of dp on two, the norm once
+  CHECK(v.completed == 3 * 2 + 2 + 1);  // tp twice on two groups, dp once on two, the norm once
   CHECK_NOTHROW(require_one_order(s));
 }
 
@@ -67,13 +67,13 @@ TEST_CASE("two communicators in opposite orders on two ranks are refused, waited
     std::vector<posted_program> s = a_step();
     for (posted_program& p : s) p.calls[2].asynchronous = asynchronous;
     std::swap(calls(s, 2)[2], calls(s, 2)[3]);
-    CHECK(describe(verify_order(s)) == "ok");  // rank 3 comes to rank 2 in the end
+    CHECK(describe(verify_order(s)) == "ok");  // rank 3 reaches rank 2's call in the end
     std::swap(calls(s, 1)[2], calls(s, 1)[3]);
     CHECK(describe(verify_order(s)) ==
           "rank 0, all_reduce of 100 over dp in reduction of unit 1: 4 ranks wait for each other, which can deadlock; "
           "see rank 1, all_reduce of 64 over tp in B0.0 of unit 1");
   }
-  // Of two ranks alone, which share two communicators.
+  // Only two ranks, which share two communicators.
   std::vector<posted_program> two(2);
   for (posted_program& p : two) {
     p.groups = {{"tp", {0, 1}}, {"tp reductions", {0, 1}}};
@@ -90,7 +90,7 @@ TEST_CASE("two communicators in opposite orders on two ranks are refused, waited
 
 TEST_CASE("a layer's collective that one of its ranks does not run is refused, with the pass of each") {
   std::vector<posted_program> s = a_step();
-  calls(s, 3).erase(calls(s, 3).begin());  // equal ones come later, which must not hide it
+  calls(s, 3).erase(calls(s, 3).begin());  // later calls are equal, which must not hide it
   CHECK(describe(verify_order(s)) ==
         "rank 3, all_reduce of 64 over tp in F0.0 of unit 1: it meets another call on this communicator; see rank 2, "
         "all_reduce of 64 over tp in F0.0 of unit 0");

@@ -24,7 +24,7 @@ std::size_t count(std::string_view text, std::string_view part) {
   return n;
 }
 
-/// The number after `before` in `text`, from `at` on; moves `at` behind it.
+/// The number after `before` in `text`, starting at `at`; moves `at` to its end.
 double number_after(std::string_view text, std::string_view before, std::size_t& at) {
   at = text.find(before, at);
   REQUIRE(at != text.npos);
@@ -32,7 +32,7 @@ double number_after(std::string_view text, std::string_view before, std::size_t&
   return std::stod(std::string(text.substr(at, 30)));
 }
 
-/// Reads any JSON value and says whether it is one; the reader of the tests, written apart from the writer.
+/// Checks whether a text is JSON; independent of the writer.
 struct json_check {
   std::string_view text;
   std::size_t at = 0;
@@ -95,11 +95,11 @@ TEST_CASE("a drawing has a cell for each action, in the row of its rank, within 
   CHECK(contains(svg, "<title>B0.0, stage 3: 4 to 6</title>"));
   CHECK(contains(svg, "prefers-color-scheme:dark"));
   CHECK(count(svg, "<g>") == count(svg, "</g>"));
-  // Numbers that every program that draws SVG knows.
+  // Colours as numbers that every program for SVG supports.
   CHECK(contains(svg, ".F0-1{fill:#255d9d}.B0-1{fill:#2b7343}"));
   CHECK(!contains(svg, "hsl("));
 
-  // The last backward of rank 0 ends where the row ends: at 826 of 960, as the longer timeline fills the scale.
+  // The last backward of rank 0 ends with the row: at 826 of 960, as the longer timeline fills the scale.
   std::size_t at = svg.find("<title>B7.0, stage 0");
   const double x = number_after(svg, "x=\"", at), w = number_after(svg, "width=\"", at);
   CHECK(x + w == doctest::Approx(826).epsilon(0.002));
@@ -107,14 +107,14 @@ TEST_CASE("a drawing has a cell for each action, in the row of its rank, within 
 }
 
 TEST_CASE("a whole step has lanes for gathers, reductions, and the norm with updates") {
-  // Two blocks of 1, 2 a pass, on a link on which a gather takes 1 and a reduction 2; the norm and updates take 0.5.
+  // Two blocks of 1, 2 a pass. On the link a gather takes 1 and a reduction 2; the norm and updates take 0.5.
   std::vector<step_unit> units(2);
   for (step_unit& u : units) u.parameters = 2;
   step_costs costs{.units = {{1, 2, 1, 1}, {1, 2, 1, 1}}, .updates = {0.5, 0.5}, .norm = 0.5, .data_ranks = 2};
   costs.gather_bytes = 1, costs.reduce_bytes = 2, costs.bandwidth = 1;
   const step_schedule step = expand(make_schedule<one_f_one_b>(1, 1), units, {.level = zero_level::optimizer});
   const pipeline_timeline t = timeline_of(step, costs, "a step", "ms");
-  // The last gather of the step before reaches into the second forward pass at most; F, B, then the second reduction.
+  // The last gather of the previous step may reach into the second forward pass; then F, B, and the second reduction.
   REQUIRE(t.ranks.size() == 1);
   REQUIRE(t.beside.size() == 1);
   std::map<step_op, std::vector<timed_entry>> of;
@@ -128,10 +128,11 @@ TEST_CASE("a whole step has lanes for gathers, reductions, and the norm with upd
   CHECK(of[step_op::norm][0].start == doctest::Approx(first + 4));
   CHECK(of[step_op::update].size() == 2);
   CHECK(of[step_op::update][1].end == doctest::Approx(first + 5.5));
-  // The gather after the first update lasts from then for 1, of which the step sees half; the other one comes next.
+  // The gather after the first update takes 1 from there, of which this step has half; the other half is in the next
+  // one.
   double gathered = 0;
   for (const timed_entry& e : of[step_op::gather]) gathered += e.end - e.start;
-  CHECK(gathered == doctest::Approx(2));  // of this step and of the one before
+  CHECK(gathered == doctest::Approx(2));  // of this step and of the previous one
   CHECK(t.end() == doctest::Approx(first + 5.5));
   CHECK(t.busy(0) == doctest::Approx(6 + 1.5));
 

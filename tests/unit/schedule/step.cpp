@@ -1,6 +1,5 @@
 // program: schedules
-// Whole steps: what the expansion makes of each policy, that it is accepted for every schedule, and the memory it
-// takes.
+// Whole steps: the expansion for each policy, its validity for every schedule, and its memory.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -50,7 +49,7 @@ TEST_CASE("an update comes behind its reduction and the norm") {
   CHECK(describe(verify(s)) ==
         "rank 0, entry 4 (update of unit 2): parameters are updated before their gradient is reduced; see entry 3 "
         "(B0.0 of unit 2)");
-  s = step_of("gpipe", 1, 2, plain, 3);  // nor is a gradient reduced before the last pass that adds to it
+  s = step_of("gpipe", 1, 2, plain, 3);  // no gradient is reduced before the last pass that adds to it
   move(s, 0, place_of(s, 0, step_op::reduce, 2), place_of(s, 0, step_op::pass, 2, 3));
   CHECK_FALSE(verify(s).ok());
 }
@@ -70,7 +69,7 @@ TEST_CASE("a head that uses the embedding's parameters") {
   CHECK(
       describe(verify(early)) ==
       "rank 0, entry 7 (F0.0 of unit 2): a pass reads parameters that were released; see entry 2 (release of unit 0)");
-  // Both are kept where the next use is near.
+  // A unit stays gathered until its next use if that is near.
   CHECK(describe(verify(expand(one, units, {.level = zero_level::parameters, .prefetch = 3}))) == "ok");
   units[2].uses = 2;
   CHECK_THROWS_WITH(expand(one, units, {}), "step: unit 2 uses 2, which must be another unit of the same rank");
@@ -104,7 +103,7 @@ TEST_CASE("every schedule under every policy makes a step that is right") {
                 s = step_of(name, ranks, microbatches, policy, 3, ranks > 1);
               } catch (const error&) {
                 CHECK_THROWS_AS(parse_schedule(name, ranks, microbatches), error);
-                continue;  // the schedule has no such sizes
+                continue;  // the schedule does not support these sizes
               }
               ++steps;
               const step_verdict v = verify(s);
@@ -121,7 +120,7 @@ TEST_CASE("every schedule under every policy makes a step that is right") {
                   return std::count_if(program.begin(), program.end(), [&](const step_entry& e) { return e.op == op; });
                 };
                 const auto units = 3 * s.shape.chunks;
-                CHECK(count(step_op::reduce) == units);  // whatever the number of microbatches
+                CHECK(count(step_op::reduce) == units);  // for any number of microbatches
                 CHECK(count(step_op::update) == units);
                 if (ranks > 1 && r == 0) CHECK(count(step_op::reduce_ties) >= 1);
                 if (level != zero_level::parameters)
@@ -133,9 +132,9 @@ TEST_CASE("every schedule under every policy makes a step that is right") {
 
 TEST_CASE("peaks of memory, and limits") {
   const step_memory memory{.parameter = 2, .gradient = 4, .data_ranks = 4};
-  // Four units of 100: everything gathered, all gradients.
+  // Four units of 100: all are gathered, with all gradients.
   CHECK(peak_bytes(step_of("gpipe", 1, 1, plain, 4), 0, memory) == 4 * 100 * (2.0 + 4));
-  // The first unit's backward pass: it is gathered, three lie in parts, and all gradients are there.
+  // In the first unit's backward pass it is gathered, three units are sharded, and all gradients exist.
   CHECK(peak_bytes(step_of("gpipe", 1, 1, zero3, 4), 0, memory) == 100 * (1 * 2.0 + 3 * 0.5 + 4 * 4.0));
   step_memory limited = memory;
   limited.most = 1000;

@@ -1,6 +1,6 @@
 // program: schedules
-// Faults that are put into a step are refused by a text that names both entries, and settings that would change nothing
-// by one that names what is legal.
+// Faults inserted into a step are refused by a text that names both entries. Settings without an effect are refused by
+// a text that names the valid ones.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -71,7 +71,7 @@ TEST_CASE("faults in a step are refused, and both entries are named") {
   erase(s, 0, place_of(s, 0, step_op::reduce, 0));
   refused(s, "rank 0, reduction of unit 0: a gradient is never reduced; see entry 14 (the norm)");
 
-  s = one;  // clipped by a norm that comes later
+  s = one;  // clipped by a norm that is computed later
   move(s, 0, place_of(s, 0, step_op::norm, -1), place_of(s, 0, step_op::update, 2));
   refused(s,
           "rank 0, entry 15 (update of unit 0): parameters are updated before the norm by which their gradient is "
@@ -98,7 +98,7 @@ TEST_CASE("faults in a step are refused, and both entries are named") {
       "rank 0, gather of unit 1: parameters that begin a step gathered end it released, or updated and not gathered; "
       "see entry 18 (update of unit 1)");
 
-  s = one;  // a shard of the last step is gathered
+  s = one;  // a gather of a shard from the previous step
   move(s, 0, place_of(s, 0, step_op::gather, 1), place_of(s, 0, step_op::update, 1));
   refused(s, "rank 0, entry 18 (gather of unit 1): parameters are gathered that lie gathered");
 
@@ -126,7 +126,7 @@ TEST_CASE("faults in a step are refused, and both entries are named") {
   CHECK(crossed.find("rank 1, entry") == 0);  // the norm does not wait for the tie's gradient
   CHECK(crossed.find("the norm is taken before a gradient is reduced") != std::string::npos);
 
-  // Messages before what they carry is there, and twice.
+  // Messages that are sent before their content exists, and twice.
   const step_schedule two = step_of("1f1b", 2, 4, plain, 2);
   REQUIRE(describe(verify(two)) == "ok");
   s = two;
@@ -151,7 +151,7 @@ TEST_CASE("faults in a step are refused, and both entries are named") {
           "passes and messages are no schedule of a pipeline: rank 0, step 1 (send activation 0: stage 0 -> 9): a send "
           "stands before the action that makes it, or nothing makes it");
 
-  s = step_of("1f1b", 2, 4, plain, 2, true);  // a receive within a pass
+  s = step_of("1f1b", 2, 4, plain, 2, true);  // a receive inside a pass
   move(s, 1, place_of(s, 1, step_op::receive, -1), place_of(s, 1, step_op::pass, 2));
   refused(
       s,

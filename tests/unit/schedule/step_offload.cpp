@@ -1,6 +1,6 @@
 // program: schedules
-// Steps whose activations are in the host's memory between their passes: where the copies stand, which faults are
-// refused, what memory they need and what they cost.
+// Steps whose activations are in host memory between their passes: the places of copies, the faults that are refused,
+// the memory and the costs.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -33,7 +33,8 @@ TEST_CASE("activations leave after their forward pass, and come back before thei
   CHECK(text_of(five_units(0).programs[0]).find("reload0:2 B0:2") != std::string::npos);
   CHECK_THROWS_WITH_AS(with_offload(s, -1), "step: activations are reloaded -1 passes ahead; legal is 0 or more",
                        error);
-  // Over microbatches and stages, in every schedule; the last rank of a pipeline has the shortest time between passes.
+  // Several microbatches and stages, in every schedule; the last rank of a pipeline has the shortest time between
+  // passes.
   for (const char* name : {"gpipe", "1f1b", "zb_h1", "interleaved:2"})
     for (const int ahead : {0, 1, 2}) {
       const step_schedule all = with_offload(step_of(name, 2, 4, zero3, 2), ahead);
@@ -41,7 +42,7 @@ TEST_CASE("activations leave after their forward pass, and come back before thei
       CHECK(describe(verify(all)) == "ok");
       place_of(all, 0, step_op::reload, 0);
     }
-  // A stage of one unit whose backward pass follows at once keeps its activations.
+  // A stage of one unit whose backward pass follows at once keeps its activations on the device.
   CHECK(with_offload(step_of("1f1b", 1, 4, plain, 1)).programs == step_of("1f1b", 1, 4, plain, 1).programs);
 }
 
@@ -101,12 +102,13 @@ TEST_CASE("offloaded activations count on the host, and the others on the device
   for (step_unit& u : here.units) u.kept_bytes = 10;
   const step_memory memory{.parameter = 0, .gradient = 0};
   CHECK(peak_bytes(here, 0, memory) == 50);
-  // One leaves while the next is made, and one comes back while the one behind it is used.
+  // One unit's activations leave while the next runs; one's return while the following unit uses its own.
   CHECK(peak_bytes(five_units(), 0, memory) == 20);
   CHECK(peak_host_bytes(five_units(), 0) == 30);
   CHECK(peak_host_bytes(here, 0) == 0);
   CHECK(verify(five_units(), {.parameter = 0, .gradient = 0, .most = 20, .most_on_host = 30}).ok());
-  // The first rank of two has two microbatches away. The copy of what is reloaded stays until its backward pass begins.
+  // The first of two ranks has two microbatches on the host. A reloaded copy stays there until its backward pass
+  // starts.
   step_schedule two = step_of("1f1b", 2, 3, plain, 5);
   for (step_unit& u : two.units) u.kept_bytes = 10;
   CHECK(peak_host_bytes(with_offload(std::move(two)), 0) == 100);
@@ -135,7 +137,8 @@ TEST_CASE("copies take their time beside the passes, one after the other") {
   costs.copy_bandwidth = 2.5;  // 4 for each: drops end at 5, 9 and 13, and the last two passes forward at 10 + 4, 15
   const step_simulation slow = simulate(s, costs);
   CHECK(slow.waited(0, step_op::drop) == doctest::Approx(9));
-  // The head goes back from 15 to 17, its neighbour to 19; reloads begin at 17, 21 and 25, and end 4 later.
+  // The head's backward pass is from 15 to 17, its neighbour's until 19. Reloads start at 17, 21 and 25, and end 4
+  // later.
   CHECK(slow.waited(0, step_op::pass) == doctest::Approx(6));
   CHECK(slow.period == doctest::Approx(15 + 9 + 6));
 }

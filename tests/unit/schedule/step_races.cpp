@@ -1,5 +1,6 @@
 // program: schedules
-// Races of overlap that were found in training programs in public use, each as a fault in a step that `verify` refuses.
+// Races of overlapped communication that were found in public training programs, each as a fault in a step that
+// `verify` refuses.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -18,7 +19,7 @@ using namespace plait::test;
 
 namespace {
 
-/// A race: where it was reported, what went wrong there, and how the same fault is put into a step.
+/// A race: where it was reported, what went wrong, and how to insert the fault into a step.
 struct race {
   const char* report;
   const char* what;

@@ -1,6 +1,6 @@
 // program: schedules
-// Steps whose first and last stage share parameters: where the sum over both stands, which faults are refused, and what
-// it costs.
+// Steps whose first and last stage share parameters: the place of the sum over both, the faults that are refused, and
+// the cost of the sum.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -99,7 +99,7 @@ TEST_CASE("two ties between two ranks must be summed in one order, and before or
   units[0].tied_to = 5, units[5].tied_to = 0, units[1].tied_to = 4, units[4].tied_to = 1;
   const step_schedule right = expand(parse_schedule("1f1b", 2, 4), units, plain);
   REQUIRE(describe(verify(right)) == "ok");
-  // In the order in which the gradients are there, rank 0 has unit 1 before unit 0, and rank 1 unit 5 before unit 4.
+  // If each rank uses the order of its gradients, rank 0 sums unit 1 before unit 0, and rank 1 unit 5 before unit 4.
   step_schedule s = right;
   move(s, 0, place_of(s, 0, step_op::reduce_ties, 1), place_of(s, 0, step_op::reduce_ties, 0));
   const std::string text = describe(verify(s));
@@ -107,7 +107,7 @@ TEST_CASE("two ties between two ranks must be summed in one order, and before or
       text.find("(reduction of unit 1 over tied stages): two ranks start the collectives that they share in different "
                 "orders, which can deadlock; see rank 1, entry ") != std::string::npos);
   CHECK(text.find(" (reduction of unit 5 over tied stages)") != std::string::npos);
-  // One end alone: units 0 and 5 are not tied in rank 1's eyes.
+  // One end only: for rank 1 units 0 and 5 are not tied.
   s = right;
   erase(s, 1, place_of(s, 1, step_op::reduce_ties, 4));
   CHECK(describe(verify(s)).find("reduction of unit 4 over tied stages: a gradient is never summed") !=
@@ -115,8 +115,8 @@ TEST_CASE("two ties between two ranks must be summed in one order, and before or
 }
 
 TEST_CASE("the sum of tied stages takes its time from when both have come to it") {
-  // Two stages of a unit each, forward 1 and backward 2: F at 0 to 1 and 1 to 2, B at 2 to 4 on rank 1 and 4 to 6 on
-  // rank 0. A reduction sends 100 bytes, in 1: rank 1's is over at 5, and rank 0's at 7.
+  // Two stages of one unit each, forward 1 and backward 2: F from 0 to 1 and from 1 to 2, B from 2 to 4 on rank 1 and
+  // from 4 to 6 on rank 0. A reduction sends 100 bytes in 1: rank 1's ends at 5, and rank 0's at 7.
   step_schedule s = step_of("gpipe", 2, 1, plain, 1, true);
   step_costs costs = costs_of(s, 100);
   costs.updates.assign(2, 0.5);
@@ -127,7 +127,7 @@ TEST_CASE("the sum of tied stages takes its time from when both have come to it"
   CHECK(exact.period == doctest::Approx(7 + 3 + 0.5));
   CHECK(exact.waited(0, step_op::reduce_ties) == doctest::Approx(1));
   CHECK(exact.waited(0, step_op::norm) == doctest::Approx(3));
-  CHECK(exact.waited(1, step_op::reduce_ties) == doctest::Approx(1));  // from 4 to 5, and goes on
+  CHECK(exact.waited(1, step_op::reduce_ties) == doctest::Approx(1));  // from 4 to 5, then continues
   CHECK(exact.waited(1, step_op::norm) == doctest::Approx(5));
   for (const auto& mine : exact.ties) {
     REQUIRE(mine.size() == 1);
@@ -135,13 +135,13 @@ TEST_CASE("the sum of tied stages takes its time from when both have come to it"
     CHECK(mine[0].start == doctest::Approx(7));
     CHECK(mine[0].end == doctest::Approx(10));
   }
-  CHECK(exact.hidden_share() == doctest::Approx(0));  // of the data axes' communication, which a tie is not
+  CHECK(exact.hidden_share() == doctest::Approx(0));  // of the data axes' communication, which excludes ties
   const pipeline_timeline drawn = timeline_of(s, costs, "tied");
   CHECK(std::count_if(drawn.beside[1].begin(), drawn.beside[1].end(), [](const timed_entry& e) {
           return e.entry.op == step_op::reduce_ties && e.end - e.start == doctest::Approx(3);
         }) == 1);
 
-  // Without clipping, where there is no norm, it is the update that waits.
+  // Without clipping there is no norm, so the update waits.
   data_parallel unclipped;
   unclipped.clip = false;
   CHECK(simulate(step_of("gpipe", 2, 1, unclipped, 1, true), costs).period == doctest::Approx(7 + 3 + 0.5));

@@ -1,5 +1,5 @@
 // program: schedules
-// Times of a simulated step: what of its communication hides behind its passes, and who waits for the rest.
+// Times of a simulated step: the share of communication hidden behind passes, and the waits for the rest.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -37,13 +37,13 @@ TEST_CASE("reductions hide behind the backward pass, as far as the link allows")
   data_parallel late;
   late.overlap = false;
   const step_schedule s = step_of("gpipe", 1, 1, plain, 4), without = step_of("gpipe", 1, 1, late, 4);
-  const step_simulation fast = simulate(s, costs_of(s, 100));  // each takes 1, and only the last is seen
+  const step_simulation fast = simulate(s, costs_of(s, 100));  // each takes 1, and only the last is exposed
   CHECK(fast.period == doctest::Approx(13));
   CHECK(fast.hidden_share() == doctest::Approx(0.75));
   CHECK(fast.waited(0, step_op::norm) == doctest::Approx(1));
   CHECK(simulate(without, costs_of(without, 100)).period == doctest::Approx(16));
   CHECK(simulate(without, costs_of(without, 100)).hidden_share() == doctest::Approx(0));
-  // Each takes 4: the first is through 4 after its pass, and the others queue behind it.
+  // Each takes 4: the first ends 4 after its pass, and the others queue after it.
   const step_simulation slow = simulate(s, costs_of(s, 25));
   CHECK(slow.period == doctest::Approx(4 + 2 + 4 * 4));
   CHECK(slow.hidden_share() == doctest::Approx(6.0 / 16));
@@ -51,9 +51,9 @@ TEST_CASE("reductions hide behind the backward pass, as far as the link allows")
 
 TEST_CASE("every update waits for the norm, and the norm for every reduction") {
   const step_schedule s = step_of("gpipe", 1, 1, plain, 4);
-  step_costs costs = costs_of(s, 50);  // each reduction takes 2, as a backward pass does, and an update takes 1
+  step_costs costs = costs_of(s, 50);  // each reduction takes 2, as a backward pass, and an update takes 1
   costs.updates.assign(4, 1.0);
-  CHECK(simulate(s, costs).period == doctest::Approx(4 + 8 + 2 + 4));  // the last reduction, and all updates behind it
+  CHECK(simulate(s, costs).period == doctest::Approx(4 + 8 + 2 + 4));  // the last reduction, and all updates after it
   costs.norm = 2;
   CHECK(simulate(s, costs).period == doctest::Approx(4 + 8 + 2 + 4 + 2));
 }
@@ -61,9 +61,9 @@ TEST_CASE("every update waits for the norm, and the norm for every reduction") {
 TEST_CASE("gathers after updates hide behind the next forward pass, and prefetched ones behind passes") {
   // ZeRO 1 over 2 ranks: each reduction and each gather sends 50 bytes.
   const step_schedule one = step_of("gpipe", 1, 1, zero1, 4);
-  const step_simulation first = simulate(one, costs_of(one, 50));  // each takes 1, as a forward pass of a unit does
+  const step_simulation first = simulate(one, costs_of(one, 50));  // each takes 1, as a forward pass of a unit
   CHECK(first.period == doctest::Approx(12 + 1 + 1));              // the last reduction, the first gather
-  // ZeRO 3, a use ahead: the first gather is seen, and the last reduction.
+  // ZeRO 3, gathering one use early: the first gather is exposed, and the last reduction.
   const step_schedule three = step_of("gpipe", 1, 1, zero3, 4);
   const step_simulation ahead = simulate(three, costs_of(three, 50));
   CHECK(ahead.waited(0, step_op::pass) == doctest::Approx(1));
@@ -75,9 +75,9 @@ TEST_CASE("gathers after updates hide behind the next forward pass, and prefetch
 }
 
 TEST_CASE("the copies of a hybrid hide behind the backward pass") {
-  // Four units of 100 over 2 x 2 ranks: a reduction sends 50 bytes, that of its copies as many, each in 1 where it is
-  // alone on the link. Reductions begin at 6, 8, 10 and 12, and from the second on with the copies of the one before,
-  // until 10, 12 and 14; the last copies are seen until 15, and then the first gather.
+  // Four units of 100 over 2 x 2 ranks. A reduction sends 50 bytes, and the reduction over copies as many, each in 1 if
+  // it has the link to itself. Reductions start at 6, 8, 10 and 12, from the second on together with the previous
+  // unit's copies, until 10, 12 and 14. The last copies are exposed until 15, and then the first gather.
   data_parallel policy{.level = zero_level::gradients, .hybrid = true};
   const step_schedule s = step_of("gpipe", 1, 1, policy, 4);
   step_costs costs = costs_of(s, 50);
@@ -85,7 +85,7 @@ TEST_CASE("the copies of a hybrid hide behind the backward pass") {
   const step_simulation hidden = simulate(s, costs);
   CHECK(hidden.period == doctest::Approx(12 + 3 + 1));
   CHECK(hidden.link_busy[0] == doctest::Approx(4 + 4 + 4));
-  // One after the other behind the backward pass, as if nothing started them before: the last reduction until 13.
+  // One after the other after the backward pass, as if none could start earlier: the last reduction ends at 13.
   step_schedule late = s;
   std::vector<step_entry> copies;
   for (const step_entry& e : s.programs[0])
@@ -105,17 +105,18 @@ TEST_CASE("the copies of a hybrid hide behind the backward pass") {
 }
 
 TEST_CASE("a gather and a reduction share the link") {
-  // During unit 1's backward pass, the reduction of unit 2 and the gather of unit 0 are both on their way.
+  // During unit 1's backward pass, the reduction of unit 2 and the gather of unit 0 are both in flight.
   const step_schedule s = step_of("gpipe", 1, 1, zero3, 3);
   const step_simulation alone = simulate(s, costs_of(s, 50)), half = simulate(s, costs_of(s, 25));
   CHECK(half.link_busy[0] == doctest::Approx(2 * alone.link_busy[0]));
-  // All bytes: 5 gathers (the last unit is kept from its forward to its backward pass) and 3 reductions, of 50 each.
+  // All bytes: 5 gathers (the last unit stays gathered from its forward to its backward pass) and 3 reductions, of 50
+  // each.
   CHECK(alone.link_busy[0] == doctest::Approx(8));
   CHECK(half.period > alone.period);
 }
 
 TEST_CASE("a pass waits for the gathers of all the units that it uses") {
-  // ZeRO 3 without prefetch: two units, of which the last uses the first's parameters too; each gather takes 1.
+  // ZeRO 3 without prefetch: two units, of which the last also uses the first's parameters; each gather takes 1.
   data_parallel none = zero3;
   none.prefetch = 0;
   const schedule one = parse_schedule("gpipe", 1, 1);
@@ -125,5 +126,5 @@ TEST_CASE("a pass waits for the gathers of all the units that it uses") {
   const step_simulation times = simulate(s, costs_of(s, 50));
   for (const timed_entry& e : times.ranks[0])
     if (e.entry.op == step_op::pass && e.entry.unit == 1 && e.entry.pass.kind == action_kind::forward)
-      CHECK(e.waited == doctest::Approx(2));  // both gathers start where it would
+      CHECK(e.waited == doctest::Approx(2));  // both gathers start when the pass would
 }

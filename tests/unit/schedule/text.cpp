@@ -1,5 +1,5 @@
 // program: schedules
-// Schedules by name, as PyTorch's CSV, as a user's own policy, and made for given costs.
+// Schedules by name, from PyTorch's CSV, as a user's policy, and made for given costs.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 
@@ -37,7 +37,7 @@ void refuses_csv(std::string_view text, const std::string& message) {
   CHECK_THROWS_WITH_AS(schedule_from_csv(text), message.c_str(), error);
 }
 
-/// One microbatch after the other: correct, and slow.
+/// One microbatch after the other: valid, and slow.
 struct one_at_a_time {
   static constexpr int chunks = 2;
   static constexpr schedule make(const pipeline_shape& shape) {
@@ -129,7 +129,7 @@ TEST_CASE("sizes beyond the largest are refused before anything is made of them"
     for (const auto& [ranks, microbatches] :
          {std::pair{0, 8}, {-1, 8}, {1025, 8}, {largest, 8}, {4, -8}, {4, 65536}, {4, largest}, {largest, largest}})
       refuses_sizes(name, ranks, microbatches);
-  // Each is legal by itself, and their product is not.
+  // Each is valid, but their product is not.
   refuses_sizes("gpipe", 65, 65535);
   refuses_sizes("zb_v", 64, 32768 + 1);
   refuses_sizes("interleaved:255", 128, 256);
@@ -156,7 +156,7 @@ TEST_CASE("sizes beyond the largest are refused before anything is made of them"
   CHECK_THROWS_WITH(make_schedule<gpipe>(2048, 1), ("schedule gpipe (2048 ranks, 1 microbatches): " + sizes +
                                                     ", and a schedule has one list of actions for each rank")
                                                        .c_str());
-  // What is called the nearest legal number is legal.
+  // The text names the nearest valid number, which is valid.
   refuses("interleaved:2", 1000, 2001,
           "schedule interleaved:2: with 1000 pipeline ranks and 2001 microbatches: interleaved 1F1B passes groups of "
           "as many microbatches as the pipeline has ranks: the number of microbatches must be divisible by the "
@@ -181,7 +181,7 @@ TEST_CASE("costs and limits that are none are refused") {
   costs = {};
   costs.link = nan;
   CHECK_THROWS_WITH(automatic(shape, costs), "schedule_costs: a time is negative, or is no number");
-  // A factor of any size is one.
+  // A factor of any size is accepted.
   for (double warm_up : {nan, -1e300, 1e300, std::numeric_limits<double>::infinity()})
     CHECK(verify(make_greedy(shape, {}, {.warm_up = warm_up}, 4)).ok());
 }
@@ -197,7 +197,7 @@ TEST_CASE("PyTorch's schedules are read, and are those that plait makes itself")
   CHECK(dual.shape == shape_of<dualpipe_v>(4, 8));
   CHECK(dual.order == make_schedule<dualpipe_v>(4, 8).order);
 
-  // One that plait does not make: Megatron's order with I and W, W delayed.
+  // A schedule that plait does not make: Megatron's order with I and W, where W is delayed.
   const schedule zero = schedule_from_csv(text_of_file("pytorch_interleaved_zero_bubble_p4_m8.csv"), "zb_interleaved");
   CHECK(describe(verify(zero)) == "ok");
   CHECK(zero.shape == pipeline_shape{4, 2, 8, stage_placement::straight});
@@ -270,11 +270,11 @@ TEST_CASE("a short file that names large numbers is refused before it costs memo
       "microbatches, of which the product is at most 4194304";
   CHECK(schedule_from_csv(text(1, 63, 65534)).shape.chunks == 64);
   refuses_csv(text(1, 64, 65534), "schedule CSV (1 ranks, 65 chunks each, 65535" + too_many);
-  // 258 * 255 * 65535 is 2^32 and a little: an int would hold the little, and the index go beyond it.
+  // 258 * 255 * 65535 is slightly above 2^32: an int would keep only the excess, and the index would be out of bounds.
   const std::string wraps = text(258, 258 * 255 - 1, 65534);
   CHECK(wraps.size() < 330);
   refuses_csv(wraps, "schedule CSV (258 ranks, 255 chunks each, 65535" + too_many);
-  // ... and a product that an int still holds: two thousand million.
+  // A product that still fits in an int: two thousand million.
   const std::string large = text(128, 128 * 255 - 1, 65534);
   CHECK(large.size() < 141);
   refuses_csv(large, "schedule CSV (128 ranks, 255 chunks each, 65535" + too_many);
@@ -338,7 +338,7 @@ TEST_CASE("an automatic schedule is no longer than any hand-made one, and keeps 
 }
 
 TEST_CASE("an automatic schedule uses what is known of the costs") {
-  // The 1.5B row of the zero-bubble paper, one stage that is slower, and a memory limit between ZB-H1 and ZB-H2.
+  // The 1.5B row of the zero-bubble paper, one slower stage, and a memory limit between ZB-H1 and ZB-H2.
   schedule_costs costs;
   for (int stage = 0; stage < 4; ++stage) {
     const double slow = stage == 3 ? 1.2 : 1.0;
@@ -350,7 +350,7 @@ TEST_CASE("an automatic schedule uses what is known of the costs") {
   CHECK(peak_activations(s) <= 5);
   CHECK(length(s) < 0.99 * length(make_schedule<zb_h1>(4, 12)));
 
-  // By span, what ZB-H2 reaches is found.
+  // By span, the search finds the value of ZB-H2.
   const schedule spanned = automatic({.ranks = 4, .microbatches = 12}, {}, {.by_span = true});
   CHECK(simulate(spanned).span_idle() == 0);
   CHECK_THROWS_WITH(automatic({.ranks = 4, .microbatches = 12}, {}, {.max_activations = 0.5}),
@@ -371,7 +371,7 @@ TEST_CASE("placing the Ws anew turns 1F1B into ZB-H1, and saves idle time where 
   CHECK(least(make_schedule<one_f_one_b>(p, m), {}, p) == simulate(make_schedule<zb_h1>(p, m)).makespan);
   const schedule interleaved_1f1b = make_schedule<interleaved<2>>(p, m);
   CHECK(simulate(interleaved_1f1b).makespan == 3 * m + 4.5);
-  CHECK(least(interleaved_1f1b, {}, 11) == 3 * m + 1.5);  // the chunks that interleaved 1F1B keeps as well
+  CHECK(least(interleaved_1f1b, {}, 11) == 3 * m + 1.5);  // the number of chunks that interleaved 1F1B keeps
 
   schedule_costs uneven;
   uneven.rank_part = {18.5, 27.4, 18.1, 9.3};

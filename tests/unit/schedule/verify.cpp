@@ -1,5 +1,5 @@
 // program: schedules
-// What the verifier refuses, and that no exchange of two messages slips through it.
+// Errors of the verifier, and proof that it finds every exchange of two messages.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -92,7 +92,7 @@ TEST_CASE("sizes that are not legal are refused before they are multiplied") {
   CHECK(describe(verify({"none", {.ranks = 1 << 16, .microbatches = 1 << 16}, {}})) ==
         "the shape of a pipeline needs 1 to 1024 ranks, 1 to 255 chunks on each and 1 to 65535 microbatches, of which "
         "the product is at most 4194304, and a schedule has one list of actions for each rank");
-  // Large, legal and all but empty: it says what is missing, for each of the rules.
+  // Large sizes are valid, but almost all actions are missing: the text names a missing one, for each of the rules.
   schedule empty{"empty", {.ranks = 512, .chunks = 2, .microbatches = 4096}, {}};
   empty.order.resize(512);
   for (posting_rule rule : all_rules)
@@ -117,7 +117,7 @@ TEST_CASE("a simulation does not follow what a schedule does not have") {
 
 TEST_CASE("ranks that wait for each other are refused, with whom the first waits for") {
   schedule s = make_schedule<one_f_one_b>(2, 2);  // rank 0: F0 F1 B0 B1, rank 1: F0 B0 F1 B1
-  std::swap(s.order[0][1], s.order[0][2]);        // F0 B0 F1 B1: legal, and slower
+  std::swap(s.order[0][1], s.order[0][2]);        // F0 B0 F1 B1: valid, and slower
   CHECK(verify(s).ok());
   s.order[1] = {forward_of(0, 1), backward_of(0, 1), forward_of(0, 0), backward_of(0, 0)};
   CHECK(refused_as(s, 0, 1) == schedule_error::never_ready);
@@ -195,7 +195,7 @@ TEST_CASE("programs finish even when every step blocks: all are sorted by one or
         CHECK(verify_programs(s.shape, rank_program(s, costs), posting_rule::blocking).ok());
         CHECK(verify_programs(s.shape, rank_program(s, costs)).ok());
       }
-      // Costs of nothing leave all to the sequence.
+      // With zero costs only the order matters.
       schedule_costs free;
       free.rank_part = {0, 0, 0, 0};
       CHECK(verify_programs(s.shape, rank_program(s, free), posting_rule::blocking).ok());

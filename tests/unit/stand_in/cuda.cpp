@@ -1,5 +1,5 @@
-// The stand-in CUDA runtime: kernels, the mistakes in them that it ends a program for, and memory that goes while an
-// operation in flight uses it, or is used after it went.
+// The stand-in CUDA runtime: kernels, and their errors that end the program. Memory freed while an operation in flight
+// uses it, or used after it was freed, also ends the program.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -150,7 +150,7 @@ TEST_CASE("stand-in: a missing barrier shows in another order") {
 
 namespace {
 
-/// Copies in two groups; reads the first too early, then in time.
+/// Copies in two groups; reads the first group too early, then in time.
 __global__ void copies(const double* x, double* y) {
   auto* shared = static_cast<double*>(__stand_in_dynamic_shared());
   auto& block = stand_in::executor::instance();

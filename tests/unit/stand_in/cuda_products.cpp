@@ -1,4 +1,4 @@
-// The stand-in for cuBLASLt: products in every transposition, order and type, against loops; and that for CUB.
+// The stand-ins for cuBLASLt and CUB: products in every transposition, order and type, compared with loops.
 #include <doctest/doctest.h>
 
 #include <cstddef>

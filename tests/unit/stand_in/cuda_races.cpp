@@ -1,4 +1,5 @@
-// Thread sanitizer takes each thread of a block for one: it reports accesses that no barrier orders, and those only.
+// For thread sanitizer each thread of a block is a thread: it reports accesses without a barrier between them, and no
+// others.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -11,7 +12,7 @@ int reports = 0;
 
 }  // namespace
 
-// What thread sanitizer calls at each report, and what it asks for its options: the reports are counted, no failure.
+// Thread sanitizer calls these at each report and for its options: reports are counted and are no failures.
 extern "C" void __tsan_on_report(void*) { ++reports; }
 extern "C" const char* __tsan_default_options() { return "exitcode=0"; }
 
@@ -19,12 +20,12 @@ namespace {
 
 enum class between { nothing, barrier, warp_barrier, shuffle };
 
-/// Each thread writes a word and reads that of the one `distance` behind it.
+/// Each thread writes a word and reads the word of the thread `distance` after it.
 template <between What>
 __global__ void exchange(int* out, int distance) {
   auto* words = static_cast<int*>(__stand_in_dynamic_shared());
   const auto n = static_cast<int>(blockDim.x), i = static_cast<int>(threadIdx.x);
-  __syncthreads();  // so that all threads have begun
+  __syncthreads();  // so that all threads have started
   for (int round = 0; round < 3; ++round) {
     words[i] = i + round;
     if (What == between::barrier) __syncthreads();
@@ -35,7 +36,7 @@ __global__ void exchange(int* out, int distance) {
   }
 }
 
-/// A barrier is missing at the end of each round only.
+/// A barrier is missing only at the end of each round.
 __global__ void write_again(int* out) {
   auto* words = static_cast<int*>(__stand_in_dynamic_shared());
   const auto n = static_cast<int>(blockDim.x), i = static_cast<int>(threadIdx.x);
@@ -55,7 +56,7 @@ template <class... Parameters, class... Arguments>
 int reports_of(unsigned threads, void (*kernel)(Parameters...), Arguments... arguments) {
   const int before = reports;
   cudaLaunchConfig_t config{};
-  config.gridDim = 2;  // blocks share their memory with the next one, and that is no race
+  config.gridDim = 2;  // a block shares its memory with the next one, which is no race
   config.blockDim = threads;
   config.dynamicSmemBytes = 1024;
   REQUIRE(cudaLaunchKernelEx(&config, kernel, arguments...) == cudaSuccess);
@@ -73,7 +74,7 @@ TEST_CASE("stand-in: thread sanitizer sees what no barrier orders") {
   CHECK(reports_of(32, count, out) == 0);
   CHECK(reports_of(64, exchange<between::nothing>, out, 33) > 0);
   CHECK(reports_of(64, exchange<between::warp_barrier>, out, 33) > 0);  // of another warp
-  CHECK(reports_of(32, exchange<between::shuffle>, out, 5) > 0);        // which orders no memory
+  CHECK(reports_of(32, exchange<between::shuffle>, out, 5) > 0);        // a shuffle does not order memory
   CHECK(reports_of(64, write_again, out) > 0);
   cudaFree(out);
 }

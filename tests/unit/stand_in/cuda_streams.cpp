@@ -1,4 +1,4 @@
-// The stand-in CUDA runtime: streams, events, graphs, memory, and the virtual times of them.
+// The stand-in CUDA runtime: streams, events, graphs, memory, and their virtual times.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -79,7 +79,7 @@ TEST_CASE("stand-in: work runs when somebody asks for it, not before") {
   int polls = 0;
   while (cudaEventQuery(e) == cudaErrorNotReady) ++polls;
   CHECK(polls > 0);
-  CHECK(ran == 2);  // up to the event, no further
+  CHECK(ran == 2);  // up to the event only
   cudaDeviceSynchronize();
   CHECK(ran == 100);
 }
@@ -92,7 +92,7 @@ TEST_CASE("stand-in: streams may run at once, or when they like, in every legal 
   order = stand_in::stream_order::eager;
   *pinned = 0;
   launch(a, increment, pinned);
-  CHECK(*pinned == 1);  // though nobody asked
+  CHECK(*pinned == 1);  // although the host did not wait
   order = stand_in::stream_order::random;
   int late = 0, early = 0, first = 0;
   for (int i = 0; i < 50; ++i) {
@@ -128,7 +128,7 @@ TEST_CASE("stand-in: kernels and events are put into streams of the current devi
   event there;
   CHECK(launch(s, increment, p) == cudaErrorInvalidResourceHandle);
   CHECK(cudaEventRecord(there, s) == cudaErrorInvalidResourceHandle);
-  CHECK(cudaEventRecord(here, s) == cudaSuccess);  // of the stream's device, whatever the current one
+  CHECK(cudaEventRecord(here, s) == cudaSuccess);  // on the stream's device, for any current device
   REQUIRE(cudaSetDevice(0) == cudaSuccess);
   CHECK(launch(s, increment, p) == cudaSuccess);
   cudaFree(p);
@@ -167,10 +167,10 @@ TEST_CASE("stand-in: events order streams, and nothing else does") {
   launch(a, append, list, 2);
   cudaStreamWaitEvent(b, e, 0);
   launch(b, append, list, 3);
-  CHECK(list_of(list, 3, b) == std::vector<int>{2, 1, 3});  // b waits for the event, not for what follows it
+  CHECK(list_of(list, 3, b) == std::vector<int>{2, 1, 3});  // b waits for the event, not for operations after it
   CHECK(list_of(list, 4, a) == std::vector<int>{3, 1, 3, 2});
 
-  // The legacy stream waits for blocking streams, and they for it.
+  // The legacy stream waits for blocking streams, and these for it.
   stream blocking(cudaStreamDefault);
   launch(blocking, append, list, 4);
   launch(nullptr, append, list, 5);
@@ -305,7 +305,7 @@ TEST_CASE("stand-in: memory can run out, and released memory comes back in strea
   CHECK(cudaFreeAsync(p, s) == cudaSuccess);
   CHECK(cudaFreeAsync(p, s) == cudaErrorInvalidValue);
   CHECK(cudaMallocAsync(&r, capacity / 2, s) == cudaSuccess);
-  CHECK(list_of(static_cast<int*>(r), 1, s) == std::vector<int>{-1});  // fresh memory is NaN
+  CHECK(list_of(static_cast<int*>(r), 1, s) == std::vector<int>{-1});  // new memory is NaN
   cudaFreeAsync(q, s);
   cudaFreeAsync(r, s);
   cudaStreamSynchronize(s);
@@ -318,7 +318,7 @@ namespace {
 
 constexpr std::size_t most = 64;
 
-/// Streams, events and memory, with the clock on: a fill takes as long as it has bytes.
+/// Streams, events and memory, with the clock on: a fill takes as long as its number of bytes.
 struct timed {
   cudaStream_t a = nullptr, b = nullptr;
   cudaEvent_t first = nullptr, second = nullptr;
@@ -354,12 +354,12 @@ TEST_CASE("stand-in clock: streams run side by side, and behind the events that 
   CHECK(t.at(t.a) == 10);
   CHECK(t.at(t.b) == 4);
   cudaEventRecord(t.first, t.a);
-  t.spend(t.a, 20);  // behind the event
+  t.spend(t.a, 20);  // after the event
   cudaStreamWaitEvent(t.b, t.first);
   t.spend(t.b, 1);
   CHECK(t.at(t.b) == 11);
   cudaEventRecord(t.second, t.b);
-  cudaStreamWaitEvent(t.a, t.second);  // which is over
+  cudaStreamWaitEvent(t.a, t.second);  // it has already happened
   CHECK(t.at(t.a) == 30);
   cudaDeviceSynchronize();
   float between = 0;
@@ -395,7 +395,7 @@ TEST_CASE("stand-in clock: polls find what is over by the host's time, unless it
   while (cudaStreamQuery(t.a) == cudaErrorNotReady) ++polls;
   CHECK(polls > 0);
   t.spend(t.b, 1);
-  CHECK(t.at(t.b) == 26);  // behind the 25 that the host has waited for
+  CHECK(t.at(t.b) == 26);  // after the 25 that the host has waited
 }
 
 TEST_CASE("stand-in clock: a replay takes as long as its streams beside each other") {

@@ -1,5 +1,5 @@
-// The stand-in for NCCL whose ranks meet in streams: calls that return before other ranks have made them, in any legal
-// order, and what streams that wait for each other end with.
+// The stand-in for NCCL with ranks that meet in streams: calls that return before other ranks have made them, in any
+// valid order, and the errors for streams that wait for each other.
 #include "nccl.h"
 
 #include <doctest/doctest.h>
@@ -97,7 +97,8 @@ TEST_CASE(
     if (p.rank == 1) wait_for(made, 1);
     CHECK(ncclAllReduce(p.data, result, count, ncclFloat, ncclSum, p.first, p.one) == ncclSuccess);
     if (p.rank == 0) {
-      // In the same stream: after the sum. In another, nothing orders it: it is before, for the sum has not begun.
+      // In the same stream it runs after the sum. In another nothing orders it: it runs before, as the sum has not
+      // started.
       CHECK(cudaMemsetAsync(p.data + 1, 0, sizeof(float), p.one) == cudaSuccess);
       CHECK(cudaMemsetAsync(p.data, 0, sizeof(float), p.other) == cudaSuccess);
       CHECK(cudaStreamSynchronize(p.other) == cudaSuccess);
@@ -173,7 +174,7 @@ TEST_CASE("ranks that call different things at one place are told so, and an abo
   });
 }
 
-#ifndef STAND_IN_THREAD_SANITIZER  // which does not follow a fork
+#ifndef STAND_IN_THREAD_SANITIZER  // thread sanitizer does not follow a fork
 TEST_CASE("memory and windows that go under a collective in flight end the program, and a finalized one waits for it") {
   using plait::test::last_words;
   const auto alone = [](const auto& body) {
@@ -197,7 +198,7 @@ TEST_CASE("memory and windows that go under a collective in flight end the progr
     ncclWindow_t window = nullptr;
     ncclResult_t state = ncclInProgress;
     if (ncclCommWindowRegister(p.first, p.data, count * sizeof(float), &window, 0) != ncclSuccess || window != nullptr)
-      std::abort();  // it comes later
+      std::abort();  // the process ends before
     while (state == ncclInProgress) ncclCommGetAsyncError(p.first, &state);
     if (window == nullptr) std::abort();
     return window;
@@ -216,7 +217,7 @@ TEST_CASE("memory and windows that go under a collective in flight end the progr
           p.sum(p.first, p.one);
           ncclCommWindowDeregister(p.first, window);
         }).find("ncclCommWindowDeregister: an operation in flight uses the window") != std::string::npos);
-  CHECK(alone([&](const place& p) {  // memory elsewhere is none of the window's concern
+  CHECK(alone([&](const place& p) {  // memory outside the window is not affected
           float* other = nullptr;
           cudaMalloc(&other, count * sizeof(float));
           cudaMemset(other, 0, count * sizeof(float));
@@ -231,7 +232,7 @@ TEST_CASE("memory and windows that go under a collective in flight end the progr
           while (state == ncclInProgress) ncclCommGetAsyncError(p.first, &state);
           if (state != ncclSuccess || ncclMemFree(p.data) != ncclSuccess) std::abort();
         }) == "");
-  CHECK(alone([&](const place& p) {  // an abort leaves nothing in flight, and no window
+  CHECK(alone([&](const place& p) {  // an abort leaves no operation in flight, and no window
           window_of(p);
           p.sum(p.first, p.one);
           ncclCommAbort(p.first);

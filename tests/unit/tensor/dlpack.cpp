@@ -125,7 +125,7 @@ TEST_CASE("a tensor that came with another layout is refused by name, although i
     const exported_layout own = export_layout<sharded>(ctx);
     CHECK(came_as(own) == part->dl_tensor.data);
     exported_layout other = own;
-    other.dims[1].offset = 0;  // what rank 0 exports
+    other.dims[1].offset = 0;  // as exported by rank 0
     refused(other, ("x: the DLPack tensor came as " + other.json() + ", and " + own.json() + " is needed").c_str());
     other = own, other.dims[1].global = 4;
     refused(other, R"("name": "hidden", "global": 4)");
@@ -142,7 +142,7 @@ TEST_CASE("a tensor that came with another layout is refused by name, although i
     CHECK_THROWS_WITH_AS((dlpack::import_tensor<float, sums>(ctx, term->dl_tensor, export_layout<terms>(ctx), "y")),
                          doctest::Contains(R"("state": "partial"}]}, and {"spec": "<batch, hidden, invariant<tp>>")"),
                          plait::error);
-    using unmentioned = spec<batch, hidden>;  // which is invariant as well
+    using unmentioned = spec<batch, hidden>;  // also invariant
     CHECK(dlpack::import_tensor<float, unmentioned>(ctx, term->dl_tensor, export_layout<sums>(ctx), "y").data() ==
           term->dl_tensor.data);
     term->deleter(term);

@@ -1,5 +1,4 @@
-// Plans run on real arrays: every kind of step, dims that are not outermost, several axes, against the
-// boxes.
+// Plans run on real arrays: every kind of step, dims that are not outermost, and several axes, compared with boxes.
 #include <array>
 #include <random>
 
@@ -18,8 +17,8 @@ struct bx : axis_tag<"bx"> {};
 struct cx : axis_tag<"cx"> {};
 using cube = plait::mesh<axis<ax>, axis<bx>, axis<cx>>;
 
-/// Local parts of the full tensor `full` under `a`, over all ranks: partial axes are split unevenly so that the sum is
-/// right.
+/// Local parts of the full tensor `full` with layout `a`, over all ranks. Along partial axes the terms are uneven, with
+/// the right sum.
 std::vector<std::int64_t> local_part(const layout& a, const world& w, const dim_sizes& sizes,
                                      const std::vector<std::int64_t>& full) {
   const box b = local_box(a, w.shape(), sizes, w.rank());
@@ -40,8 +39,8 @@ std::vector<std::int64_t> local_part(const layout& a, const world& w, const dim_
   return out;
 }
 
-/// What a rank must hold after a move to `a`: exact where `a` has no partial axis; else the sum over them must be
-/// right, which a further move to invariant shows.
+/// Checks a rank's values after a move to `a`: they must be exact if `a` has no partial axis. Otherwise the sum over
+/// the partial axes must be right, after a further move to invariant.
 void check_move(const layout& from, const layout& to, world& w, const dim_sizes& sizes,
                 const std::vector<std::int64_t>& full) {
   cpu device;
@@ -156,7 +155,7 @@ TEST_CASE("a sum over several axes takes the communicator of the mesh's order") 
     sum.run(device, x.data(), y.data(), dtype::f64);
     CHECK(y[3] == 4);
     CHECK(w.ledger().total("cx+ax").calls == 1);
-    CHECK(w.ledger().total("ax+cx").calls == 0);  // it would be a communicator of its own
+    CHECK(w.ledger().total("ax+cx").calls == 0);  // it would have its own communicator
   });
 }
 
@@ -251,6 +250,6 @@ TEST_CASE("an axis that the mesh does not have is refused: a sum over it would b
     says(refused(layout_v<spec<shard<seq, bx>, invariant<ax>>>, layout_v<spec<seq, invariant<ax>>>), "bx");
     const plan foreign = make_plan(layout_v<spec<partial<bx>, seq>>, layout_v<spec<invariant<bx>, seq>>);
     says(test::text_thrown_by([&] { ready_plan(foreign, w, sizes, "gradient of w"); }), "bx");
-    CHECK(refused(layout_v<spec<partial<ax>, seq>>, layout_v<spec<seq>>) == "");  // axes may be left unmentioned
+    CHECK(refused(layout_v<spec<partial<ax>, seq>>, layout_v<spec<seq>>) == "");  // a spec need not name axes
   });
 }

@@ -1,5 +1,5 @@
 // program: context_order
-// Which queries see which keys: runs of tokens that are joined, and the calls of a kernel that cover what is seen.
+// The keys that queries see: runs of tokens that are joined, and the kernel calls that cover all visible pairs.
 
 #include "plait/tensor/sequence_order.hpp"
 
@@ -20,8 +20,8 @@ using namespace plait::test;
 
 namespace {
 
-/// Runs of a text's tokens `from` to `to` - 1, of which some are left out, in original order: cut at random,
-/// stored in any order, some with a gap before them. `joined` or as they were cut.
+/// Runs of a text's tokens from `from` to `to` - 1 in original order, some of which are missing. They are split at
+/// random and stored in any order, some with a gap before them. `joined`, or as split.
 runs_of random_runs(std::mt19937& random, std::int64_t from, std::int64_t to, bool joined) {
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   const int longest = 1 + below(8), left_out = below(3), out_of_order = below(3), gaps = below(2);
@@ -45,7 +45,7 @@ runs_of random_runs(std::mt19937& random, std::int64_t from, std::int64_t to, bo
   return all;
 }
 
-/// Where in the text each stored token is.
+/// The position in the text of each stored token.
 std::map<std::int64_t, std::int64_t> places_of(const runs_of& runs) {
   std::map<std::int64_t, std::int64_t> places;
   for (const token_run& r : runs)
@@ -61,7 +61,7 @@ bool visible(std::int64_t query, std::int64_t key, const mask_type& mask) {
          (mask.before == mask.all || query - key <= mask.before);
 }
 
-/// Of sequences of up to 24 positions.
+/// Masks for sequences of up to 24 positions.
 const std::vector<mask_type> masks{mask_type::causal(),     mask_type::window(1),   mask_type::window(3),
                                    mask_type::window(6),    mask_type::window(20),  mask_type::window(100),
                                    mask_type::full(),       mask_type::local(4, 2), mask_type::local(0, 5),
@@ -120,11 +120,11 @@ TEST_CASE("pieces cover what is seen, each pair once, and are few") {
 
 TEST_CASE("runs are joined where the text and the storage both go on, and only there") {
   CHECK(detail::joined({{0, 0, 4}, {4, 4, 4}}) == runs_of{{0, 0, 8}});
-  CHECK(detail::joined({{0, 0, 4}, {5, 4, 4}}) == runs_of{{0, 0, 4}, {5, 4, 4}});  // a gap where they are stored
+  CHECK(detail::joined({{0, 0, 4}, {5, 4, 4}}) == runs_of{{0, 0, 4}, {5, 4, 4}});  // a gap in memory
   CHECK(detail::joined({{0, 0, 4}, {4, 5, 4}}) == runs_of{{0, 0, 4}, {4, 5, 4}});  // a gap in the text
   CHECK(detail::joined({{4, 4, 4}, {0, 0, 4}}) == runs_of{{0, 0, 8}});             // in any order
-  CHECK(detail::joined({{0, 4, 4}, {4, 0, 4}}) == runs_of{{4, 0, 4}, {0, 4, 4}});  // stored the other way round
-  CHECK(detail::joined({{0, 0, 2}, {9, 2, 0}, {2, 2, 2}}) == runs_of{{0, 0, 4}});  // an empty one between them
+  CHECK(detail::joined({{0, 4, 4}, {4, 0, 4}}) == runs_of{{4, 0, 4}, {0, 4, 4}});  // stored in reverse order
+  CHECK(detail::joined({{0, 0, 2}, {9, 2, 0}, {2, 2, 2}}) == runs_of{{0, 0, 4}});  // an empty run between them
   CHECK(detail::joined({{3, 3, 0}}).empty());
   std::mt19937 random(5);
   for (int round = 0; round < 300; ++round) {
@@ -159,9 +159,9 @@ TEST_CASE("pieces of random runs cover what the mask allows, each pair once, and
   int fewer = 0, queries_together = 0;
   for (int round = 0; round < 3000; ++round) {
     const runs_of keys = random_runs(random, 0, 20, true);
-    const std::int64_t from = round % 3 == 0 ? 20 : 0;  // many after all keys, which they see as a whole
+    const std::int64_t from = round % 3 == 0 ? 20 : 0;  // many after all keys, so they see all of them
     const runs_of queries = round % 4 == 0 ? keys : random_runs(random, from, from + 20, true);
-    // Ranks share out a text by the same cuts for queries and keys: no run of keys begins inside one of queries.
+    // Ranks split a text at the same places for queries and keys: no run of keys starts inside one of queries.
     const bool same_cuts = std::none_of(queries.begin(), queries.end(), [&](const token_run& q) {
       return std::any_of(keys.begin(), keys.end(), [&](const token_run& k) {
         return k.position > q.position && k.position < q.position + q.length;
@@ -175,8 +175,8 @@ TEST_CASE("pieces of random runs cover what the mask allows, each pair once, and
       const std::vector<visible_piece> pieces = visible_pieces(queries, keys, mask, documents);
       CAPTURE(exact);
       CAPTURE(describe(mask));
-      // What a kernel would compute: it knows of a piece where it begins, in memory and in the text, and how long it
-      // is.
+      // The pairs that kernels compute: a kernel knows only where a piece starts, in memory and in the text, and its
+      // length.
       std::map<std::pair<std::int64_t, std::int64_t>, int> covered;
       for (const visible_piece& p : pieces) {
         REQUIRE(p.first_run + p.runs <= queries.size());
@@ -191,7 +191,7 @@ TEST_CASE("pieces of random runs cover what the mask allows, each pair once, and
             ++covered[{p.queries.at + i, p.keys.at + j}];
             ++some;
           }
-        CHECK(some > 0);  // no call of a kernel for nothing
+        CHECK(some > 0);  // every kernel call computes something
       }
       std::map<std::pair<std::int64_t, std::int64_t>, int> expected;
       for (const auto& [q_at, q] : q_places)

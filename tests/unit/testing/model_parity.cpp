@@ -1,5 +1,5 @@
 // program: stages
-// The kit that compares models with one rank finds what it should, in cases that are wrong on purpose.
+// The kit that compares models with one rank finds the faults in models that are wrong on purpose.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ namespace {
 
 struct idle : axis_tag<"idle"> {};
 
-/// A strategy that knows an axis and does nothing with it.
+/// A strategy that names an axis and does not use it.
 struct with_idle_axis {
   using mesh = plait::mesh<axis<dp>, axis<idle>>;
   using residual = spec<shard<batch, dp>, seq, hidden, invariant<idle>>;
@@ -33,8 +33,8 @@ using S = with_idle_axis;
 const gpt2::config config = tiny_gpt2(1);
 constexpr zero_level sharded_levels[] = {zero_level::optimizer, zero_level::gradients, zero_level::parameters};
 
-/// Adds the gradient of a penalty on the positions' table, each data rank its share, and reads as many values as this
-/// rank stores without asking where they begin.
+/// Adds the gradient of a penalty on the table of positions; each data rank adds its share. It reads as many values as
+/// this rank stores, but ignores where they start.
 template <class Device>
 struct penalised : gpt2::model<double, S, Device> {
   using base = gpt2::model<double, S, Device>;
@@ -63,7 +63,7 @@ std::string found(std::vector<mesh_shape> meshes, const model_setup& how, Make&&
 template <class Ctx>
 constexpr bool counts = only_counts<device_of<Ctx>>;
 
-/// As it should be, but for what `spoil(config, options, ctx)` does.
+/// A correct model, except for changes by `spoil(config, options, ctx)`.
 template <class Spoil>
 auto spoiled(Spoil spoil) {
   return [=](const auto& ctx, stage_layers part, auto first) {

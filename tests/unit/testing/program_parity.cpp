@@ -1,5 +1,5 @@
 // program: files
-// The kit for programs that are not plait's: an MLP by hand, correct on any mesh, and wrong in ways that no type finds.
+// The kit for programs without plait: a hand-written MLP, right on any mesh, and wrong in ways that no type shows.
 #include "plait/testing/program_parity.hpp"
 
 #include <doctest/doctest.h>
@@ -142,7 +142,7 @@ void on_ranks(std::int64_t d, std::int64_t t, auto&& body) {
   });
 }
 
-/// Trains two steps, to a run in memory or to the files of a directory.
+/// Trains two steps; records a run in memory or in files of a directory.
 void train(std::int64_t d, std::int64_t t, auto& into, mutant wrong = mutant::none) {
   on_ranks(d, t, [&](context<cpu>& ctx) {
     program_record<cpu> record(ctx, into);

@@ -1,5 +1,5 @@
 // program: training_step
-// AdamW and clipping against PyTorch, and the gradient norm on meshes.
+// Compares AdamW and clipping with PyTorch, and the gradient norm on meshes with one rank.
 #include "plait/parallel/optim/adamw.hpp"
 
 #include <doctest/doctest.h>
@@ -33,7 +33,7 @@ void check_close(const double* a, const std::vector<double>& b, double tolerance
   for (std::size_t i = 0; i < b.size(); ++i) CHECK(std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(b[i])));
 }
 
-/// Runs the golden steps; every rank of `ranks` along dp stores the same, and steps in the same way.
+/// Runs the golden steps; every rank of `ranks` along dp stores the same parameters and makes the same steps.
 void run_golden(const nlohmann::json& golden, const nlohmann::json& steps, double limit, std::int64_t ranks) {
   threads::run(static_cast<int>(ranks), [&](threads::communicator c) {
     world w(two{ranks, 1}.shape(), c);
@@ -47,7 +47,7 @@ void run_golden(const nlohmann::json& golden, const nlohmann::json& steps, doubl
                         vector = numbers(golden.at("start").at("vector"));
     std::vector<double> dmatrix(15), dvector(7);
     const layout m = layout_v<spec<matrix_rows, matrix_cols>>, v = layout_v<spec<vector_dim>>;
-    const layout alike = layout_v<spec<batch, invariant<dp, tp>>>;  // what it meets is the same on all ranks
+    const layout alike = layout_v<spec<batch, invariant<dp, tp>>>;  // its gradient is the same on all ranks
     parameter<double, cpu> pm(ctx, {"matrix", {5, 3}, {}, true}, m, m, alike,
                               {device, 15, matrix.data(), dmatrix.data()});
     parameter<double, cpu> pv(ctx, {"vector", {7}, {}, false}, v, v, alike, {device, 7, vector.data(), dvector.data()});
@@ -91,7 +91,7 @@ TEST_CASE("the corrections of bias count the updates of each parameter") {
     cpu device;
     const context<cpu> ctx{device, w, sizes_of<one>(1), 1};
     constexpr double rate = 0.01, beta1 = 0.9, beta2 = 0.999;
-    // A scalar under Adam as its authors have it, by the number of its own updates.
+    // A scalar under Adam as in the paper, by the number of its own updates.
     struct plain {
       double value = 1, m = 0, v = 0;
       int updates = 0;
@@ -124,11 +124,11 @@ TEST_CASE("the corrections of bias count the updates of each parameter") {
     steps(1, 12);
     CHECK(optimizer.missed_steps() ==
           std::map<std::string, std::int64_t>{{"every third", 8}, {"from the seventh on", 6}});
-    // A graph that is replayed calls begin_step alone; its steps count for whatever it updates.
+    // A replayed graph calls begin_step only; its steps count for all parameters that it updates.
     for (int i = 0; i < 4; ++i) optimizer.begin_step(ctx, rate);
     CHECK(optimizer.missed_steps() ==
           std::map<std::string, std::int64_t>{{"every third", 8}, {"from the seventh on", 6}});
-    // A step that was skipped is missed by none, also where that is found out later.
+    // No parameter has missed a skipped step, also if the skip is found out later.
     const kernels::clip_numbers skip{.norm = 0, .factor = 0, .update = 0, .skips = 1};
     const auto skipped = [&](const std::vector<std::string>& updated) {
       optimizer.begin_step(ctx, rate);
@@ -148,11 +148,11 @@ TEST_CASE("the corrections of bias count the updates of each parameter") {
     for (auto& [name, plain] : expected) plain.updates += 4;  // by the graph
     optimizer.begin_step(ctx, rate);
     update("every step", 1.7), update("every third", 0.1), update("from the seventh on", 0.2);
-    // Another optimizer goes on as this one does.
+    // Another optimizer continues from this one's state.
     adamw<double> other(options);
     other.resume(optimizer.step(), optimizer.missed_steps());
     other.begin_step(ctx, rate);
-    CHECK(other.missed_steps().empty());  // of parameters that it has met
+    CHECK(other.missed_steps().empty());  // for the parameters that it has updated
   });
 }
 
@@ -180,7 +180,7 @@ TEST_CASE("what an optimizer keeps of one model is not another's") {
         update(*other),
         "adamw: two models have a parameter weight, and what this optimizer keeps is of the first one; each "
         "model needs an optimizer of its own");
-    one.reset();  // a model that is made anew goes on with the state
+    one.reset();  // a newly made model continues with the state
     auto again = made();
     update(*again);
   });

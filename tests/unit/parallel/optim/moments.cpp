@@ -1,6 +1,6 @@
 // program: training_step
-// AdamW with moments in bf16 and in 8 bits: the same bits on every number of data ranks, the bytes they take, and the
-// cuts that are refused.
+// AdamW with moments in bf16 and in 8 bits: the same bits on every number of data ranks, the bytes of the moments, and
+// the cuts that are refused.
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -50,7 +50,7 @@ TEST_CASE("moments are rounded alike on every number of data ranks and at every 
         CHECK(equal_bits(run_made_gradients<float>({.dp = ranks, .level = level, .cut = cut}, with(moments)), one));
       }
     }
-    if (moments != moment_type::int8)  // blocks of codes are those of what a tensor rank stores
+    if (moments != moment_type::int8)  // blocks of codes belong to the part that a tensor rank stores
       CHECK(equal_bits(run_made_gradients<float>({.dp = 2, .tp = 2}, with(moments)), one));
     CHECK(!equal_bits(run_made_gradients<float>({}, with(moment_type::full)), one));
   }
@@ -68,7 +68,7 @@ TEST_CASE("values without masters are rounded alike on every mesh") {
         CHECK(equal_bits(run_made_gradients<bf16_no_masters>(cut, with(moments)), one));
       }
     CHECK(equal_bits(run_made_gradients<bf16_no_masters>({.dp = 2}, with(moments)), one));
-    if (moments == moment_type::int8) continue;  // its blocks are those of what a tensor rank stores
+    if (moments == moment_type::int8) continue;  // its blocks belong to the part that a tensor rank stores
     CHECK(equal_bits(run_made_gradients<bf16_no_masters>({.tp = 2}, with(moments)), one));
     CHECK(equal_bits(run_made_gradients<bf16_no_masters>({.tp = 4}, with(moments)), one));
     CHECK(equal_bits(
@@ -90,7 +90,7 @@ TEST_CASE("Muon's momenta in bf16 are rounded alike on every number of data rank
       CHECK(
           equal_bits(run_made_gradients<float>({.dp = ranks, .level = level, .cut = bucket_cut::whole}, narrow), one));
   }
-  // Near the full ones: a rounding moves a momentum by at most 2^-7 of itself, and a direction little.
+  // Near the full ones: rounding changes a momentum by at most 2^-7 of itself, and a direction little.
   double squares = 0, apart = 0;
   for (std::size_t i = 0; i < one.values.size(); ++i)
     for (std::size_t k = 0; k < one.values[i].values.size(); ++k) {
@@ -114,7 +114,7 @@ TEST_CASE("moments take the bytes that are said: 8 of an element, 4, or 2 and 2 
   for (const named_values& v : run_made_gradients<float>(how, with(moment_type::full)).values)
     elements += static_cast<double>(v.values.size());
   CHECK(full >= 8 * elements);
-  CHECK(full < 8.5 * elements);  // a vocabulary that is padded
+  CHECK(full < 8.5 * elements);  // the vocabulary has padding
   CHECK(half == full / 2);
   CHECK(codes / full > 0.25);
   CHECK(codes / full < 0.253);

@@ -1,5 +1,6 @@
 // program: training_step
-// Muon over several steps against loops, however the matrices lie; which parameters it takes; what it refuses.
+// Compares Muon over several steps with loops, for every layout of matrices; also the parameters that it takes, and
+// errors.
 #include "plait/parallel/optim/muon.hpp"
 
 #include <doctest/doctest.h>
@@ -35,8 +36,8 @@ struct tested {
   bool by_muon() const { return hidden_layer && shape.size() == 2; }
 };
 
-/// Matrices that are whole, sharded by either dim, by both, and by one dim over two axes; one of three dims that are
-/// two in its shape; and four that AdamW updates.
+/// Matrices that are whole, sharded by either dim, by both, or by one dim over two axes; one whose three dims are two
+/// in its shape; and four parameters that AdamW updates.
 std::vector<tested> all_tested() {
   return {{"whole", {12, 8}, layout_v<spec<grid_rows, grid_columns>>},
           {"by rows", {12, 8}, layout_v<spec<shard<grid_rows, tp>, grid_columns>>, false},
@@ -59,11 +60,11 @@ std::int64_t elements(const tested& t) {
 
 struct run_of_steps {
   std::vector<double> rates = {0.02, 0.03, 0.01};
-  int skipped = -1;         ///< before this step there is one more, whose gradients are not finite
-  bool one_by_one = false;  ///< each parameter is updated by itself
+  int skipped = -1;         ///< there is an extra step before this one, with gradients that are not finite
+  bool one_by_one = false;  ///< each parameter is updated separately
 };
 
-/// The whole values after the steps, as each rank has them, by all_tested().
+/// The whole values after the steps, as each rank has them, in the order of all_tested().
 std::vector<std::vector<std::vector<double>>> train(const two& mesh, const muon_options& options,
                                                     const run_of_steps& how = {}) {
   std::vector<std::vector<std::vector<double>>> all(static_cast<std::size_t>(mesh.size()));
@@ -122,7 +123,7 @@ std::vector<std::vector<std::vector<double>>> train(const two& mesh, const muon_
   return all;
 }
 
-/// The same by loops; of what AdamW updates, by AdamW alone.
+/// The expected values, computed by loops; those of AdamW's parameters, by AdamW.
 std::vector<std::vector<double>> expected(const muon_options& options, const run_of_steps& how = {}) {
   std::vector<std::vector<double>> all;
   const std::vector<tested> list = all_tested();

@@ -1,5 +1,5 @@
 // program: training_step
-// The Newton-Schulz iteration against loops in double, and the shares of owners.
+// Compares the Newton-Schulz iteration with loops in double; also the shares of owners.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 
 using matrix_shape = std::pair<std::int64_t, std::int64_t>;
 
-/// The largest difference from the reference, of numbers near 1.
+/// The largest difference from the reference, for numbers near 1.
 template <class T>
 double error_of(const matrix_shape& s, const newton_schulz_options& how, double magnitude) {
   cpu device;
@@ -55,7 +55,7 @@ TEST_CASE("the result is nearly orthogonal") {
         product += x[static_cast<std::size_t>(i * columns + k)] * x[static_cast<std::size_t>(j * columns + k)];
       most = std::max(most, std::abs(product - (i == j ? 1.0 : 0.0)));
     }
-  CHECK(most < 0.6);  // singular values are between 0.7 and 1.2, and not 1
+  CHECK(most < 0.6);  // singular values are between 0.7 and 1.2, and not all 1
   CHECK(most > 0.01);
 }
 
