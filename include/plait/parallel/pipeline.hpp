@@ -1,4 +1,4 @@
-// The stages of a model on one rank, run by a schedule up to their reduced gradients.
+// The stages of a model on one rank, which a schedule runs up to their reduced gradients.
 #pragma once
 
 #include <algorithm>
@@ -31,12 +31,13 @@
 
 namespace plait::detail {
 
-// What the stages of a pipeline agree on about their parameters: names, and what the first and the last stage share.
+// Checks of parameters over the stages of a pipeline: their names, and the parameters that the first and the last stage
+// share.
 
-/// The name of the communicator of the first and the last stage, over which they sum what both have.
+/// The name of the communicator of the first and the last stage, which sums the gradients of shared parameters.
 inline constexpr const char* ends_axis = "pp ends";
 
-/// (another rank, name) for each of `names` that another rank has too. Collective.
+/// Returns (another rank, name) for each of `names` that another rank also has. Collective.
 template <compute_device Device>
 std::vector<std::pair<int, std::uint64_t>> find_twice(const context<Device>& ctx, any_communicator& along,
                                                       const std::vector<std::uint64_t>& names) {
@@ -53,8 +54,8 @@ std::vector<std::pair<int, std::uint64_t>> find_twice(const context<Device>& ctx
   return twice;
 }
 
-/// Throws where two parameters of all stages have one name and are not tied across stages. Collective.
-/// `all` are the parameters of this rank.
+/// Throws if two parameters of any stages have one name and are not tied across stages. `all` are this rank's
+/// parameters. Collective.
 template <class Precision, compute_device Device>
 void check_names(const context<Device>& ctx, any_communicator& along,
                  const std::vector<parameter<Precision, Device>*>& all) {
@@ -74,9 +75,9 @@ void check_names(const context<Device>& ctx, any_communicator& along,
               "; if it is one parameter, both stages must make it with tied_across_stages, and if not, each needs its "
               "own name"});
 }
-/// Returns a text that is equal where a parameter that is made twice is one parameter.
+/// Returns a text that is equal for two descriptions that may describe one shared parameter.
 std::string made_as(const parameter_info& info);
-/// The ranks of the first and the last stage sum the gradients of what both have.
+/// Makes the first and the last stage sum the gradients of the parameters that they share.
 template <class Precision, compute_device Device>
 void tie_stages(const context<Device>& ctx, any_communicator& along, const pipeline_shape& shape,
                 const std::vector<parameter<Precision, Device>*>& all) {
@@ -95,7 +96,7 @@ void tie_stages(const context<Device>& ctx, any_communicator& along, const pipel
             " is tied across stages, but only the first and the last stage can share parameters"});
   }
   if (first == last || shape.ranks == 1) return;
-  if constexpr (only_counts<Device>) {  // its split cannot know how many ranks there are
+  if constexpr (only_counts<Device>) {  // its split cannot know the number of ranks
     const auto* const counting = along.get_if<counting_communicator>();
     if (here && counting != nullptr)
       join(ctx.ranks.count(counting->pair(along.rank() == first ? 0 : 1, first, last, ends_axis)),
@@ -128,23 +129,24 @@ PLAIT_INLINE std::string made_as(const parameter_info& info) {
 }
 #endif
 
-/// The schedule of a model that is one stage.
+/// The schedule of a model with one stage.
 schedule one_stage(int microbatches);
 #ifndef PLAIT_COMPILED
 PLAIT_INLINE schedule one_stage(int microbatches) { return make_schedule<one_f_one_b>(1, microbatches); }
 #endif
 
-// From a schedule and the units of one rank to its step. The stages of other ranks, where a rank knows no
-// parameters, stand as one unit each.
+// Makes a rank's step from a schedule and the rank's units. A rank does not know the parameters of other stages, so
+// each of those stages is one unit.
 
-/// `local` becomes the number that each unit of the step has among `units`; -1 for units of other ranks.
+/// `local` receives, for each unit of the step, its index in `units`; -1 for units of other ranks.
 template <class Precision, compute_device Device>
 step_schedule step_of_units(const schedule& plan, int rank, const parameter_units<Precision, Device>& units,
                             const pipeline_options& options, std::vector<int>& local) {
   const pipeline_shape& shape = plan.shape;
   const int last = shape.stages() - 1;
   std::vector<step_unit> all;
-  std::vector<int> place(static_cast<std::size_t>(units.size()));  // of this rank's units, in the step
+  std::vector<int> place(static_cast<std::size_t>(units.size()));  // for each of this rank's units, its index in the
+                                                                   // step
   local.clear();
   for (int stage = 0; stage <= last; ++stage) {
     if (shape.rank_of(stage) != rank) {
@@ -203,16 +205,17 @@ PLAIT_COMPILED_TEMPLATE(std::vector<std::pair<int, std::uint64_t>> find_twice(co
 
 namespace plait {
 
-// The gradients of a step that are reduced so far, by unit: what a step hands to the norm and to an optimizer.
+// The reduced gradients of a step so far, by unit, for the norm and the optimizer.
 
 template <class Precision, compute_device Device>
 struct reduced_units {
   using units_type = parameter_units<Precision, Device>;
 
   typename units_type::gradients all;
-  std::map<int, std::pair<std::size_t, std::size_t>> ranges;  ///< of each unit in `all`: where it begins, and how many
+  std::map<int, std::pair<std::size_t, std::size_t>> ranges;  ///< for each unit: its begin and its number of gradients
+                                                              ///< in `all`
 
-  /// Waits for the reduction of a unit, unless that is done.
+  /// Waits for the reduction of a unit, unless it is already finished.
   void finish(const context<Device>& ctx, units_type& units, int unit);
   std::span<reduced_gradient<Precision, Device>> of(int unit) {
     const auto [begin, count] = ranges.at(unit);
@@ -232,9 +235,8 @@ PLAIT_COMPILED_TEMPLATE(struct reduced_units<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(struct reduced_units<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(struct reduced_units<double, cpu>)
 
-/// A model as one or more stages, shared out over the ranks of a pipeline and run by a schedule: what `training_step`
-/// runs, and visitors of parameters see as a model with this rank's parameters. Every model is a pipeline, of one stage
-/// by default.
+/// A model as one or more stages, distributed over the ranks of a pipeline and run by a schedule. `training_step` runs
+/// it; visitors of parameters see a model with this rank's parameters. A whole model is a pipeline of one stage.
 template <model Stage>
 class pipeline {
  public:
@@ -248,10 +250,9 @@ class pipeline {
   using parameter = plait::parameter<precision_type, device>;
   using gradients = std::vector<reduced_gradient<precision_type, device>>;
 
-  /// Collective along the pipeline. `make(part, first_stage)` makes this rank's stages, in the order of their chunks,
-  /// as `std::unique_ptr<Stage>`; `first_stage` is the model's first stage if this rank has it, and null otherwise.
-  /// Throws where two parameters have one name, or parameters that are tied across stages differ between the first and
-  /// the last.
+  /// Collective along the pipeline. `make(part, first_stage)` constructs this rank's stages, in the order of their
+  /// chunks, as `std::unique_ptr<Stage>`. `first_stage` is the model's first stage if this rank has it, otherwise null.
+  /// Throws if two parameters have one name, or if tied parameters differ between the first and the last stage.
   template <class Make>
   pipeline(const context<device>& ctx, any_communicator along, const schedule& plan,
            std::span<const stage_layers> parts, Make&& make, const pipeline_options& options = {})
@@ -267,13 +268,14 @@ class pipeline {
       own_.push_back(make(part, first));
       stages_.push_back(own_.back().get());
     }
-    // After all stages: a bucket has to know every layer that uses its parameters, and a table may be tied.
+    // Units come after all stages: a bucket needs every layer that uses its parameters, and a table may be tied.
     for (int chunk = 0; chunk < shape_.chunks; ++chunk) add_units(ctx, shape_.stage_of(along.rank(), chunk), at(chunk));
     check(ctx, *this, along);
     const int rank = along.rank();
     executor_.emplace(std::move(along), step_of(plan, rank));
   }
-  /// A whole model as a pipeline of one stage, for `microbatches` microbatches in a step. The model must outlive it.
+  /// Runs a whole model as a pipeline of one stage, with `microbatches` microbatches per step. The model must outlive
+  /// it.
   pipeline(const context<device>& ctx, Stage& whole, int microbatches, const pipeline_options& options = {})
       : shape_{1, 1, microbatches},
         options_(options),
@@ -289,7 +291,7 @@ class pipeline {
 
   const pipeline_shape& shape() const { return shape_; }
   step_executor<device>& executor() { return *executor_; }
-  /// The names of the step's units, by their number in it; empty for units of other ranks.
+  /// The names of the step's units, by index; empty for units of other ranks.
   std::vector<std::string> unit_names() const {
     std::vector<std::string> names;
     for (const int unit : local_) names.push_back(unit < 0 ? std::string() : units_.name(unit));
@@ -299,7 +301,7 @@ class pipeline {
   bool has_last_stage() const { return stages_.back()->part().last; }
   std::int64_t ignore_index() const { return stages_[0]->ignore_index(); }
   bool documents() const { return stages_[0]->documents(); }
-  /// The order in which tokens lie along their sequence's dim; without a length, the text's order.
+  /// The order of tokens along their sequence's dim; without a length, the text's order.
   sequence_order order() const {
     if constexpr (requires { stages_[0]->order(); }) {
       return stages_[0]->order();
@@ -311,12 +313,13 @@ class pipeline {
   }
   double dropout() const { return stages_[0]->dropout(); }
 
-  /// Runs a whole step: forward and backward passes of all microbatches, and what the policy of data parallelism places
-  /// among and after them. `first_sample` is the first sample of the first microbatch. Adds the losses to `loss`, on
-  /// the rank that has the last stage, and takes the seed from it. Calls `optimizer.norm(gradients)` once, when the
-  /// gradients of this rank's trainable parameters are reduced. Calls `optimizer.update(gradients)` for the gradients
-  /// of each unit, at their place in the step's program. `starts` are the `microbatch::document_starts` of each
-  /// microbatch, where sequences are packed from documents.
+  /// Runs a whole step: forward and backward passes of all microbatches, with the communication and updates of data
+  /// parallelism among and after them. `first_sample` is the first sample of the first microbatch. Adds the losses to
+  /// `loss` on the rank of the last stage, and takes the seed from it.
+  ///
+  /// Calls `optimizer.norm(gradients)` once, when the gradients of this rank's trainable parameters are reduced. Calls
+  /// `optimizer.update(gradients)` for each unit's gradients, at their place in the step's program. `starts` are the
+  /// `microbatch::document_starts` of each microbatch, if sequences are packed from documents.
   template <class Optimizer>
   void run(const context<device>& ctx, batch& data, mean& loss, std::int64_t first_sample,
            std::span<const std::int32_t* const> starts, Optimizer&& optimizer) {
@@ -331,23 +334,23 @@ class pipeline {
       throw;
     }
   }
-  /// The ranks that hold the other stages; one where there is no pipeline.
+  /// The ranks that hold the other stages; one rank without a pipeline.
   const any_communicator& along() const { return executor_->along(); }
-  /// From here on a step never asks whether something is done, so that it can be recorded (`release_by_schedule`).
+  /// Prepares recording: later steps never query whether an operation is complete (`release_by_schedule`).
   void prepare_recording() {
     executor_->release_by_schedule();
     units_.ask_nobody();
   }
-  /// Brings values that have changed, as by a loaded checkpoint, to where layers read them, except parameters that are
-  /// gathered at each use. Otherwise the next pass does it.
+  /// Gathers values that have changed, such as by a loaded checkpoint, except parameters that are gathered at each use.
+  /// Without this call, the next pass does it.
   void gather_changed(const context<device>& ctx) {
     units_.gather_changed(ctx);
     settle();
   }
-  /// Waits until parameters that the last step has sent on their way have arrived.
+  /// Waits until the parameter gathers that the last step has started are complete.
   void settle() { units_.settle(); }
-  /// Adds the losses of all microbatches to `loss` as `run` does, without gradients and without dropout. Options of the
-  /// loss, such as label smoothing, count here too.
+  /// Adds the losses of all microbatches to `loss` like `run`, but without gradients and dropout. Options of the loss,
+  /// such as label smoothing, apply here too.
   void evaluate(const context<device>& ctx, batch& data, mean& loss, std::span<const std::int32_t* const> starts = {}) {
     const auto add = [&](const microbatch<device>& mb, activation x, std::size_t i) {
       loss.add(ctx, stages_.back()->forward_loss(mb, std::move(x), data[i].second, nullptr));
@@ -355,8 +358,8 @@ class pipeline {
     run_forward(
         ctx, data.size(), [&](std::size_t i) -> const tokens& { return data[i].first; }, add, starts);
   }
-  /// The scores of one microbatch without dropout, on the ranks that have the last stage; empty on the others. `starts`
-  /// are its `microbatch::document_starts`, where sequences are packed from documents.
+  /// Returns the scores of one microbatch without dropout, on the ranks of the last stage; empty on others. `starts`
+  /// are its `microbatch::document_starts`, if sequences are packed from documents.
   logits score(const context<device>& ctx, const tokens& ids, const std::int32_t* starts = nullptr) {
     logits scores;
     const auto take = [&](const microbatch<device>& mb, activation x, std::size_t) {
@@ -372,12 +375,12 @@ class pipeline {
     if (shape_.ranks > 1) executor_->along().all_reduce(value, value, 1, dtype::f64, reduce_op::sum);
   }
 
-  /// Calls f(parameter) for each that this rank has.
+  /// Calls f(parameter) for each parameter of this rank.
   template <class F>
   void visit(F&& f) {
     for (int chunk = 0; chunk < shape_.chunks; ++chunk) visit_chunk(chunk, f);
   }
-  /// Calls f(parameter) for each of one of its stages.
+  /// Calls f(parameter) for each parameter of one of this rank's stages.
   template <class F>
   void visit_chunk(int chunk, F&& f) {
     settle();
@@ -390,8 +393,7 @@ class pipeline {
   using gradient = typename Stage::gradient;
   using saved = typename Stage::saved;
 
-  /// Refers to any visitor of parameters for the length of a visit, so that a stage compiles its visit once for all
-  /// visitors.
+  /// A reference to any visitor of parameters during a visit, so a stage compiles its visit once for all visitors.
   class visitor {
    public:
     template <class F>
@@ -407,7 +409,7 @@ class pipeline {
   };
 
   using reduced_gradient_type = reduced_gradient<precision_type, device>;
-  /// The base of all passes that the executor runs.
+  /// The base of the passes that the executor runs.
   struct passes {
     using activation = typename Stage::activation;
     using gradient = typename Stage::gradient;
@@ -423,14 +425,14 @@ class pipeline {
     void enter(const context<device>& ctx, int unit, action_kind kind) {
       owner.units_.enter(ctx, local(unit), adds_gradient(kind));
     }
-    /// Gathers and releases.
+    /// Gathers or releases a unit.
     void move(const context<device>& ctx, const step_entry& e) {
       if (e.op == step_op::gather) owner.units_.gather(ctx, local(e.unit));
       if (e.op == step_op::release) owner.units_.release(local(e.unit));
     }
   };
 
-  /// A training step as the executor sees it.
+  /// A training step as the executor runs it.
   template <class Optimizer>
   struct training : passes {
     training(pipeline& all, batch& b, mean& m, std::int64_t first, std::span<const std::int32_t* const> documents,
@@ -501,7 +503,7 @@ class pipeline {
     reduced_units<precision_type, device> reduced{};
   };
 
-  /// Forward passes alone: `ids(i)` are the tokens of microbatch i, `last(x, i)` takes what leaves the layers.
+  /// Forward passes only. `ids(i)` are the tokens of microbatch i; `last(x, i)` takes the output of the layers.
   template <class Ids, class Last>
   struct inference : passes {
     inference(pipeline& all, Ids& tokens_of, Last& to, std::span<const std::int32_t* const> documents)
@@ -578,7 +580,7 @@ class pipeline {
   std::vector<std::unique_ptr<Stage>> own_;
   std::vector<Stage*> stages_;  ///< of this rank, by chunk
   parameter_units<precision_type, device> units_;
-  std::vector<int> local_;  ///< of each unit of the step: its number here, or -1
+  std::vector<int> local_;  ///< for each unit of the step: its index on this rank, or -1
   std::optional<step_executor<device>> executor_, forward_;
 };
 

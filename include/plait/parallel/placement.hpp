@@ -1,5 +1,5 @@
-// The placement of a pipeline's parameters: where arrays lie in a bucket, which rank owns each slice, and which stage
-// has each layer. It also has the options of a step that choose among these.
+// The placement of a pipeline's parameters: the places of arrays in a bucket, the owner of each slice, and the stage of
+// each layer. Step options that choose among placements are also here.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +21,9 @@
 
 namespace plait {
 
-/// Returns the owner of each piece of work, 0 to `owners` - 1 (at least 1): the longest piece goes to the owner with
-/// the least so far, then the next one (Graham 1969: at most 4/3 of the shortest time). Of equal pieces and of equal
-/// owners the first comes first, so that all ranks compute one result.
+/// Returns the owner of each piece of work, 0 to `owners` - 1 (at least 1). The longest piece goes to the owner with
+/// the least work so far, then the next one (Graham 1969: at most 4/3 of the shortest time). Ties go to the first piece
+/// and owner, so all ranks compute the same result.
 constexpr std::vector<int> balance_owners(std::span<const double> costs, int owners) {
   std::vector<std::size_t> order(costs.size(), 0);
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -39,14 +39,14 @@ constexpr std::vector<int> balance_owners(std::span<const double> costs, int own
   return owner_of;
 }
 
-/// How a bucket is cut into the slices of its ranks:
+/// How a bucket is split into the slices of its ranks:
 ///
-///     bucket_cut::even        anywhere, so that slices are equal and nothing is padded but to alignment
-///     bucket_cut::whole       between arrays, so that every matrix has one owner, as optimizers need that work on whole
-///                             matrices; arrays are shared out by size, and all slices are as large as the largest;
+///     bucket_cut::even        anywhere, so that slices are equal, with padding for alignment only
+///     bucket_cut::whole       between arrays, so that every matrix has one owner, for optimizers that need whole
+///                             matrices; arrays are distributed by size, and all slices have the size of the largest;
 ///                             over the units of a model the costs of updates are balanced (`place_whole`)
-///     bucket_cut::blocks(n)   every n elements of an array at most, for states that are quantised by blocks, which
-///                             then do not depend on the number of ranks; slices are equal, and padded to n
+///     bucket_cut::blocks(n)   only at multiples of n elements of an array, for states that are quantised by blocks,
+///                             which then do not depend on the number of ranks; slices are equal, and padded to n
 class bucket_cut {
  public:
   static const bucket_cut even, whole;
@@ -57,8 +57,8 @@ class bucket_cut {
           {"bucket_cut::blocks(", n, "): legal are multiples of ", alignment, " from ", alignment, " to ", most_block});
     return bucket_cut(n);
   }
-  /// Slices and arrays begin at multiples of this number of elements: 256 bytes of the narrowest type, as libraries
-  /// like it.
+  /// Slices and arrays begin at multiples of this number of elements: 256 bytes of the narrowest type, an alignment
+  /// that libraries prefer.
   static constexpr std::int64_t alignment = 128;
 
   constexpr bool is_whole() const { return block_ == 0; }
@@ -69,21 +69,21 @@ class bucket_cut {
  private:
   static constexpr std::int64_t most_block = 65536;
   explicit constexpr bucket_cut(std::int64_t block) : block_(block) {}
-  std::int64_t block_;  ///< 0: whole
+  std::int64_t block_;  ///< 0: whole arrays
 };
 inline constexpr bucket_cut bucket_cut::even{bucket_cut::alignment};
 inline constexpr bucket_cut bucket_cut::whole{0};
 
-/// The places of arrays in a bucket of equal slices, one for each rank. Counts are in elements.
+/// The places of arrays in a bucket with one equal slice for each rank. Counts are in elements.
 struct bucket_placement {
-  std::vector<std::int64_t> begins;  ///< of the arrays
-  std::int64_t slice = 0;            ///< the size of each
+  std::vector<std::int64_t> begins;  ///< where each array begins
+  std::int64_t slice = 0;            ///< elements of each slice
 };
 
 /// Returns the least multiple of `block` that is at least n.
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t block) { return (n + block - 1) / block * block; }
 
-/// Places arrays one after the other, each at a multiple of `block`, and cuts all of them evenly at such multiples.
+/// Places arrays one after another, each at a multiple of `block`, and splits the bucket evenly at such multiples.
 constexpr bucket_placement place_evenly(std::span<const std::int64_t> sizes, std::int64_t slices, std::int64_t block) {
   bucket_placement out;
   std::int64_t end = 0;
@@ -95,12 +95,12 @@ constexpr bucket_placement place_evenly(std::span<const std::int64_t> sizes, std
   return out;
 }
 
-/// Places each array whole in one slice, at a multiple of `block`. `loads` are what the updates of each rank's arrays
-/// cost in the buckets before. `costs` are the costs of this bucket's arrays, and are added to them.
+/// Places each array whole in one slice, at a multiple of `block`. `loads` are the update costs of each rank's arrays
+/// in earlier buckets. `costs` are the costs of this bucket's arrays, which are added to `loads`.
 ///
-/// Arrays are shared out by size, because all slices are as large as the largest. Cost decides which rank gets each
-/// share: the costliest share goes to the rank with the least load. So slices are no larger than they must be. Over the
-/// units of a model, which are similar, every rank has about as much to do.
+/// Arrays are distributed by size, because all slices have the size of the largest, so slices are as small as possible.
+/// The cost then determines the rank of each share: the costliest share goes to the rank with the least load. A model's
+/// units are similar, so over all of them every rank has about the same load.
 constexpr bucket_placement place_whole(std::span<const std::int64_t> sizes, std::span<const double> costs,
                                        std::int64_t block, std::span<double> loads) {
   const std::size_t slices = loads.size();
@@ -123,7 +123,7 @@ constexpr bucket_placement place_whole(std::span<const std::int64_t> sizes, std:
 
   bucket_placement out;
   std::vector<std::int64_t> ends(slices, 0);
-  for (std::size_t i = 0; i < sizes.size(); ++i) {  // first within the slice of its owner
+  for (std::size_t i = 0; i < sizes.size(); ++i) {  // relative to its owner's slice
     std::int64_t& end = ends[static_cast<std::size_t>(share_of[i])];
     out.begins.push_back(end);
     end += round_up(sizes[i], block);
@@ -134,10 +134,10 @@ constexpr bucket_placement place_whole(std::span<const std::int64_t> sizes, std:
   return out;
 }
 
-// The split of a model's layers into stages of balanced costs.
+// The split of a model's layers into stages of balanced cost.
 
-/// The part of a model that one pipeline stage holds: consecutive layers; the first stage has the embedding in front
-/// of them, the last one the final norm, the output projection and the loss after them.
+/// The part of a model that one pipeline stage holds: consecutive layers. The first stage also has the embedding before
+/// them. The last stage also has the final norm, the output projection and the loss after them.
 struct stage_layers {
   std::int64_t begin = 0, end = 0;
   bool first = true, last = true;
@@ -146,17 +146,17 @@ struct stage_layers {
   friend bool operator==(const stage_layers&, const stage_layers&) = default;
 };
 
-/// The costs that stages are balanced by, in any unit: the costs of the layers, and of what the first and the last
-/// stage have in addition.
+/// The costs by which stages are balanced, in any unit: those of the layers, and the additional costs of the first and
+/// the last stage.
 struct stage_costs {
   std::vector<double> layers;
   double embedding = 0;
   double head = 0;
 };
 
-/// Shares out all layers over `stages` stages, at least one each. The most expensive stage costs as little as possible.
-/// Beyond that the costs are as even as possible (least sum of squares). Early stages get more where this leaves a
-/// choice. Throws where there are fewer layers than stages.
+/// Distributes all layers over `stages` stages, at least one each. It minimises the cost of the most expensive stage,
+/// then the sum of squares of costs. If several splits remain, early stages get more layers. Throws if there are fewer
+/// layers than stages.
 inline std::vector<stage_layers> split_layers(const stage_costs& costs, std::int64_t stages) {
   const auto layers = static_cast<std::int64_t>(costs.layers.size());
   if (stages < 1) fail({"pipeline: ", stages, " stages, must be at least 1"});
@@ -170,8 +170,8 @@ inline std::vector<stage_layers> split_layers(const stage_costs& costs, std::int
     return before[static_cast<std::size_t>(end)] - before[static_cast<std::size_t>(begin)] +
            (stage == 0 ? costs.embedding : 0) + (stage == stages - 1 ? costs.head : 0);
   };
-  // Two tables over (stage, first layer), filled from the back: the least possible maximum, then, with that as a limit,
-  // the least sum of squares.
+  // Two tables over (stage, first layer), filled from the end: the least possible maximum; then, within that limit, the
+  // least sum of squares.
   constexpr double never = std::numeric_limits<double>::infinity();
   const auto width = static_cast<std::size_t>(layers + 1);
   using table = std::vector<double>;
@@ -187,7 +187,7 @@ inline std::vector<stage_layers> split_layers(const stage_costs& costs, std::int
           at(best, s, from) = std::min(at(best, s, from), join(cost(from, to, s), at(best, s + 1, to)));
     return best;
   };
-  constexpr double slack = 1 + 1e-12;  // sums of equal costs in another order
+  constexpr double slack = 1 + 1e-12;  // sums of equal costs may differ by their order
   const table most = solve([](double c, double rest) { return std::max(c, rest); });
   const double limit = at(most, 0, 0) * slack;
   const auto even = [&](double c, double rest) { return c <= limit ? c * c + rest : never; };
@@ -203,38 +203,38 @@ inline std::vector<stage_layers> split_layers(const stage_costs& costs, std::int
   return parts;
 }
 
-/// The axes over which a step's data is spread, so that the gradients of parameters are sums over them. With levels of
-/// `zero_level` beyond `replicated`, parameters are cut over `shard`; over `replicate` the pieces are equal, which
-/// makes a hybrid: sharded within, replicated over.
+/// The axes over which a step's data is distributed, so gradients of parameters are sums over them. With a `zero_level`
+/// above `replicated`, parameters are split over `shard`. Over `replicate` the pieces are equal; with both, it is a
+/// hybrid.
 struct data_axes {
   axis_list shard = axis_list(axis_of<dp>, axis_of<ep>, axis_of<cp>);
   axis_list replicate{};
 };
 
-/// The form in which gradients travel over the data axes, where they are summed.
+/// The type in which gradients travel and are summed over the data axes.
 enum class gradient_wire : std::uint8_t {
-  full,  ///< in their own type, in place
-  /// Rounded to the nearest bf16, for half the bytes of floats: a step then has memory for a copy of a bucket's
-  /// gradients while they travel. Each term, and each partial sum that a backend forwards, is rounded by at most 2^-9
-  /// of itself.
+  full,  ///< the gradients' own type, in place
+  /// Rounded to the nearest bf16, for half the bytes of floats. A step then needs memory for a copy of a bucket's
+  /// gradients in flight. Each term, and each partial sum that a backend forwards, is rounded by at most a factor of
+  /// 2^-9.
   bf16,
-  /// Of gradients in bf16: widened to float, for twice their bytes, so that the sum over ranks is rounded once. A step
-  /// has memory for this copy as well.
+  /// For gradients in bf16: widened to float, for twice their bytes, so the sum over ranks is rounded once. A step
+  /// needs memory for this copy too.
   f32
 };
 constexpr const char* name_of(gradient_wire wire) {
   return wire == gradient_wire::full ? "full" : wire == gradient_wire::bf16 ? "bf16" : "f32";
 }
 
-/// How the parameters of a pipeline's stages lie over data-parallel ranks, and when they move.
+/// How the parameters of a pipeline's stages are distributed over data-parallel ranks, and when they are communicated.
 struct pipeline_options {
   data_parallel parallel{};
   data_axes axes{};
   bucket_cut cut = bucket_cut::even;
   gradient_wire wire = gradient_wire::full;
   schedule_costs costs{};
-  /// Whether what layers keep for the backward pass is in the host's memory between the passes of its unit
-  /// (`with_offload`). No bit of a result changes.
+  /// Whether the values that layers keep for the backward pass are in the host's memory between the passes of their
+  /// unit (`with_offload`). Results have the same bits.
   bool offload_activations = false;
 };
 

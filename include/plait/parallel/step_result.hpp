@@ -12,19 +12,19 @@ namespace plait {
 
 /// The numbers of one optimizer step, equal on every rank.
 struct step_result {
-  double loss = 0;           ///< mean over the counted tokens of the global batch; 0 where no token counts
+  double loss = 0;           ///< mean over the counted tokens of the global batch; 0 without counted tokens
   double gradient_norm = 0;  ///< before clipping
   std::int64_t tokens = 0;   ///< counted tokens of the global batch
-  bool skipped = false;      ///< whether the gradients were not finite, so that no weight has changed
-  double auxiliary = 0;      ///< what layers add to the loss, as mixtures of experts do; `loss` is without it
+  bool skipped = false;      ///< whether gradients were not finite, so no weight has changed
+  double auxiliary = 0;      ///< auxiliary losses of layers, such as mixtures of experts; not included in `loss`
 };
 
-/// Hashes (FNV-1a) of a parameter's name and its elements as they lie in row-major order, without padding: equal hashes
-/// mean equal bits, on whatever mesh.
+/// Hashes (FNV-1a) of a parameter's name and its elements in row-major order, without padding. Equal hashes mean equal
+/// bits, on any mesh.
 struct parameter_hash {
   std::string name;
   std::uint64_t value = 0;                  ///< of the master values
-  std::optional<std::uint64_t> gradient{};  ///< of the reduced gradient; nothing: not asked for, or frozen
+  std::optional<std::uint64_t> gradient{};  ///< of the reduced gradient; none if not requested or frozen
 
   bool operator==(const parameter_hash&) const = default;
 };

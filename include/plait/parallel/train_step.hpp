@@ -1,4 +1,4 @@
-// One optimizer step over any number of microbatches, for a whole model or a pipeline.
+// An optimizer step over any number of microbatches, for a whole model or a pipeline.
 #pragma once
 
 #include <concepts>
@@ -22,8 +22,8 @@
 
 namespace plait {
 
-/// This rank's part of the numbers of a microbatch's tokens, in host memory, where data comes from: some of the
-/// samples, and of each some of the positions, in the order of the sequence's dim.
+/// This rank's part of one number per token of a microbatch, in host memory for loading. The part has some of the
+/// samples, and some of the positions of each sample, in the order of the sequence's dim.
 ///
 ///     for (std::int64_t row = 0; row < ids.rows(); ++row)
 ///       for (const token_run& run : ids.runs())
@@ -31,8 +31,8 @@ namespace plait {
 template <class T>
 class host_numbers {
  public:
-  /// `part` is the part of tokens [samples, positions]. `order` is the order of their sequence's dim, which a model
-  /// knows; without a length, it is the text's order.
+  /// `part` is this rank's part of tokens [samples, positions]. `order` is the order of their sequence's dim, which a
+  /// model knows; without a length, it is the text's order.
   host_numbers(const box& part, const sequence_order& order)
       : part_(part),
         runs_((order.length() == 0 ? sequence_order::original(part.global[1]) : order)
@@ -42,15 +42,15 @@ class host_numbers {
   T* data() { return values_.data(); }
   const T* data() const { return values_.data(); }
   std::int64_t size() const { return part_.local_size(); }
-  /// The samples that this rank has.
+  /// The number of samples on this rank.
   std::int64_t rows() const { return part_.local[0]; }
-  /// The number of a row's sample in the microbatch over the whole mesh.
+  /// The index of a row's sample in the microbatch over the whole mesh.
   std::int64_t sample(std::int64_t row) const { return part_.offset[0] + row; }
-  /// The positions in the text of a row's tokens: one run, or two where a sequence lies in zigzag order.
+  /// The positions in the text of a row's tokens: one run, or two if the sequence has zigzag order.
   std::span<const token_run> runs() const { return runs_; }
   T* row(std::int64_t row) { return values_.data() + row * part_.local[1]; }
   const T* row(std::int64_t row) const { return values_.data() + row * part_.local[1]; }
-  /// Sets each token's number to f(sample, position), where `sample` is as that function's.
+  /// Sets each token's number to f(sample, position), with the index of `sample(row)`.
   template <class F>
   void fill(F&& f) {
     for (std::int64_t r = 0; r < rows(); ++r)
@@ -58,8 +58,8 @@ class host_numbers {
         for (std::int64_t i = 0; i < run.length; ++i)
           row(r)[run.at + i] = static_cast<T>(f(sample(r), run.position + i));
   }
-  /// Where this part lies in the microbatch over the whole mesh, by places along the dims, which in zigzag order are no
-  /// positions.
+  /// This part's place in the microbatch over the whole mesh, in indices along the dims. In zigzag order these are not
+  /// positions in the text.
   const box& stored_part() const { return part_; }
 
  private:
@@ -69,12 +69,12 @@ class host_numbers {
 };
 /// Token ids or labels.
 using host_tokens = host_numbers<std::int64_t>;
-/// Where the document of each token begins (see `microbatch::document_starts`).
+/// The position where each token's document begins (see `microbatch::document_starts`).
 using host_starts = host_numbers<std::int32_t>;
 
 namespace detail {
 
-/// Throws unless each token's document begins at that token or is the document of the token before.
+/// Throws unless each token's document begins at this token or equals the document of the previous token.
 void check_starts(const host_starts& starts);
 #ifndef PLAIT_COMPILED
 PLAIT_INLINE void check_starts(const host_starts& starts) {
@@ -96,7 +96,7 @@ PLAIT_INLINE void check_starts(const host_starts& starts) {
 
 }  // namespace detail
 
-/// Puts `from` where the model can read it.
+/// Copies `from` to memory that the model reads.
 template <class T, class To, compute_device Device>
 void upload(const context<Device>& ctx, const host_numbers<T>& from, To& to) {
   ctx.device.upload(to.data(), from.data(), static_cast<std::size_t>(from.size()) * sizeof(T),
@@ -107,15 +107,15 @@ void upload(const context<Device>& ctx, const host_numbers<T>& from, To& to) {
 ///
 ///     step.load(ctx, first_sample, fill);     // data to the device
 ///     optimizer.begin_step(ctx, learning_rate);
-///     step.run(ctx);                          // everything else; waits for nothing, the same work in every step
-///     step.result(ctx);                       // the numbers of the step, which waits for it
+///     step.run(ctx);                          // all other work; does not wait, and is equal in every step
+///     step.result(ctx);                       // the numbers of the step; waits for it
 ///
-/// The loss is the sum over all tokens of the global batch divided by their number, whatever the layout and the number
-/// of microbatches (`token_mean`); there is no other scale anywhere. A step whose gradients are not finite changes no
-/// weight and no state of the optimizer, on all ranks alike, and reports it.
+/// The loss is the sum over all tokens of the global batch divided by their number, for every layout and number of
+/// microbatches (`token_mean`). No other scale is applied. If gradients are not finite, the step changes no weight and
+/// no state of the optimizer on any rank, and reports this.
 ///
-/// `Stage` is a `model`: a pipeline of it is run, or a whole model, which is a pipeline of one stage. `optimizer` is
-/// the caller's `adamw`, `muon` or any other that models the concept.
+/// `Stage` is a `model`. The step runs a pipeline of it, or a whole model, which is a pipeline of one stage.
+/// `optimizer` is the caller's `adamw`, `muon` or another class that models the concept.
 template <model Stage>
 class training_step {
   using device = typename Stage::device;
@@ -132,11 +132,13 @@ class training_step {
       : training_step(ctx, std::make_unique<pipeline_type>(ctx, whole, static_cast<int>(microbatches), options),
                       optimizer, clip) {}
 
-  /// `fill(i, ids, labels)` provides microbatch i on the host; labels equal to the loss's `ignore_index` do not count.
-  /// It is called for every microbatch before the first pass, because the number of counted tokens scales the
-  /// gradients. Where sequences are packed from documents, it is `fill(i, ids, labels, starts)`. Throws where a token's
-  /// document begins neither at this token nor where the document of the token before begins. `first_sample` is the
-  /// global index of the step's first sample, over all steps.
+  /// Loads the data of a step. `fill(i, ids, labels)` provides microbatch i on the host; labels equal to the loss's
+  /// `ignore_index` do not count. It is called for every microbatch before the first pass, because the number of
+  /// counted tokens scales the gradients. `first_sample` is the global index of the step's first sample, over all
+  /// steps.
+  ///
+  /// If sequences are packed from documents, the call is `fill(i, ids, labels, starts)`. Throws unless each token's
+  /// document begins at this token or equals the document of the previous token.
   template <class Fill>
   void load(const context<device>& ctx, std::int64_t first_sample, Fill&& fill) {
     const std::int64_t ignored = model_.ignore_index();
@@ -146,7 +148,7 @@ class training_step {
     });
     first_sample_ = first_sample;
     std::int64_t counted = 0;
-    std::uint64_t all = 0;  // what this rank was given
+    std::uint64_t all = 0;  // the hash of all data of this rank
     for (std::size_t i = 0; i < batch_.size(); ++i) {
       host_tokens ids(batch_[i].first.part(), model_.order()), labels(batch_[i].second.part(), model_.order());
       if constexpr (std::invocable<Fill&, std::int64_t, host_tokens&, host_tokens&, host_starts&>) {
@@ -173,8 +175,8 @@ class training_step {
     loaded_ = true;
   }
 
-  /// Throws unless there are tokens for a run, which this uses up, and the optimizer has begun one step. A caller that
-  /// replays a run needs it, as `graph_step` does.
+  /// Throws unless data is loaded for a run, which this call uses up, and the optimizer has begun one step. Callers
+  /// that replay runs need it, such as `graph_step`.
   void take_loaded() {
     if (!std::exchange(loaded_, false) && !only_counts<device>)
       fail(ran_
@@ -184,15 +186,15 @@ class training_step {
     if constexpr (!only_counts<device>) optimizer_.take_step();
     ran_ = true;
   }
-  /// The next run uses the tokens of the last one again: for benchmarks, and tests of memorising.
+  /// Makes the next run use the data of the last one again, for benchmarks and tests of memorisation.
   void load_again() {
     if (!ran_) fail("training step: load_again() before the first run(ctx)");
     loaded_ = true;
   }
 
-  /// Runs forward, backward, reduction, clipping and update, in the order of the step's program. A step that is checked
-  /// (`value_check`) also compares what ranks have noted. The optimizer's `begin_step` comes before. When this returns,
-  /// gathers of updated values may be under way: calls through the model's pipeline wait for them.
+  /// Runs forward, backward, reduction, clipping and update, in the order of the step's program. In a checked step
+  /// (`value_check`) it also compares the noted values. Call the optimizer's `begin_step` first. When this returns,
+  /// gathers of updated values may be in flight; calls of the model's pipeline wait for them.
   void run(const context<device>& ctx) {
     take_loaded();
     mean_.begin_late(ctx);
@@ -200,15 +202,15 @@ class training_step {
     for (const buffer<device>& s : starts_) starts.push_back(s.template data<std::int32_t>());
     model_.run(ctx, batch_, mean_, first_sample_, starts, updates{*this, ctx});
     detail::compare_values(ctx);
-    ctx.ranks.checks().note_reduction();  // where nothing is trained, too
+    ctx.ranks.checks().note_reduction();  // also if no parameter is trained
     end_step(ctx);
   }
 
-  /// The numbers of the last run. Waits for the device, and asks no rank for anything. Steps that were skipped since
-  /// the last call, this one or others, are taken back from the optimizer's number of steps here, once.
+  /// Returns the numbers of the last run. Waits for the device, without communication. It removes skipped steps since
+  /// the last call, of this or other objects, from the optimizer's number of steps once.
   step_result result(const context<device>& ctx) {
     if (!ran_ && !only_counts<device>) fail("training step: result(ctx) before the first run(ctx)");
-    double sums[2] = {}, counted = 0;  // of the loss and of auxiliary losses
+    double sums[2] = {}, counted = 0;  // the loss and the auxiliary losses
     ctx.device.synchronize();
     ctx.device.download(sums, mean_.loss_sum(), sizeof sums, ctx.device.main_stream());
     ctx.device.download(&counted, mean_.tokens(), sizeof counted, ctx.device.main_stream());
@@ -220,9 +222,9 @@ class training_step {
     return {counted > 0 ? sums[0] / counted : 0.0, clipped.norm, static_cast<std::int64_t>(counted), skipped, sums[1]};
   }
 
-  /// Sets callbacks around the norm's all-reduce, for host values to travel with it: `begin` runs when the gradients
-  /// are reduced, `end` when the norm is known. Neither may touch what a step works on, and recorded steps call
-  /// neither. Questions after a step would wait for the gathers after its updates, which the next forward pass hides.
+  /// Sets callbacks around the norm's all-reduce, so host values can travel with it. `begin` runs when the gradients
+  /// are reduced, `end` when the norm is known. Neither may use data of the step, and recorded steps call neither.
+  /// Communication after a step would instead wait for the parameter gathers that the next forward pass overlaps.
   void on_norm(std::function<void()> begin, std::function<void()> end) {
     norm_begins_ = std::move(begin);
     norm_ends_ = std::move(end);
@@ -241,7 +243,7 @@ class training_step {
                            cat({"the ", what, " of microbatch ", static_cast<std::int64_t>(i)}), of.data(), of.size());
   }
   using reduced = reduced_gradient<precision, device>;
-  /// The work on gradients that are reduced.
+  /// The work on reduced gradients.
   struct updates {
     training_step& step;
     const context<device>& ctx;
@@ -254,7 +256,7 @@ class training_step {
     void update(std::span<reduced> gradients) { step.optimizer_.update(ctx, gradients); }
   };
 
-  /// Sums the losses, and the squares of gradients, over all ranks, and gives the optimizer the factor of clipping.
+  /// Sums the losses and the squares of gradients over all ranks, and passes the factor of clipping to the optimizer.
   void clip_by_norm(const context<device>& ctx, std::span<const reduced> gradients) {
     mean_.finish(ctx);
     if (stages_.size() > 1) stages_.all_reduce(mean_.loss_sum(), mean_.loss_sum(), 2, dtype::f64, reduce_op::sum);
@@ -266,8 +268,8 @@ class training_step {
     kernels::clip(ctx.device, squares, clip_, clipped);
     optimizer_.clip_by(ctx, clipped);
   }
-  /// Changes the parameters that have a rule without a gradient, unless the step was skipped. Waits for the device
-  /// where there are any.
+  /// Runs the rules of parameters that change without a gradient, unless the step was skipped. Waits for the device if
+  /// there are such parameters.
   void end_step(const context<device>& ctx) {
     if (changed_at_end_.empty()) return;
     kernels::clip_numbers clipped;
@@ -313,21 +315,21 @@ class training_step {
     }
   }
 
-  std::unique_ptr<pipeline_type> own_;  ///< around a whole model
+  std::unique_ptr<pipeline_type> own_;  ///< the pipeline around a whole model
   pipeline_type& model_;
   optimizer_ref<precision, device> optimizer_;  ///< the caller's
   double clip_;
-  bool loaded_ = false;    ///< whether there are tokens for the next run
-  bool ran_ = false;       ///< whether there was one
-  double skips_seen_ = 0;  ///< of `clip_numbers::skips`, when they were asked for
+  bool loaded_ = false;    ///< whether data is loaded for the next run
+  bool ran_ = false;       ///< whether a run has happened
+  double skips_seen_ = 0;  ///< `clip_numbers::skips` at the last `result`
   std::function<void()> norm_begins_, norm_ends_;
   std::int64_t first_sample_ = 0;
   std::vector<parameter<precision, device>*> changed_at_end_;
   typename pipeline_type::batch batch_;
-  std::vector<buffer<device>> starts_;  ///< of the documents, for each microbatch, if there are any
+  std::vector<buffer<device>> starts_;  ///< document starts of each microbatch, if sequences are packed
   typename pipeline_type::mean mean_;
   buffer<device> squares_, clipped_;
-  any_communicator stages_;  ///< over which norms are summed
+  any_communicator stages_;  ///< the ranks over which norms are summed
 };
 
 template <class Stage, class... Rest>

@@ -1,4 +1,4 @@
-// The parameters of a rank's stages in units that a step gathers, reduces and updates one by one.
+// The parameters of a rank's stages, divided into units that a step gathers, reduces and updates one by one.
 #pragma once
 
 #include <algorithm>
@@ -19,9 +19,9 @@
 
 namespace plait {
 
-/// The units of a rank. Parameters whose gradients are reduced alike lie in a bucket together; a parameter in the
-/// caller's memory, or one that its strategy stores in another way than it is used, stays where it is. It is gathered
-/// and reduced alone, which only `zero_level::replicated` allows.
+/// The units of a rank. Parameters with equal reductions are together in a bucket. Exceptions stay outside of buckets:
+/// parameters in the caller's memory, and those whose strategy stores them in another layout than that of use. These
+/// are gathered and reduced individually, which only `zero_level::replicated` allows.
 template <class Precision, compute_device Device>
 class parameter_units {
  public:
@@ -29,16 +29,16 @@ class parameter_units {
   using bucket = parameter_bucket<Precision, Device>;
   using gradients = std::vector<reduced_gradient<Precision, Device>>;
 
-  /// `axes` are the axes, in the mesh of a stage, over which data is spread.
+  /// `axes` are the axes, in the mesh of a stage, over which data is distributed.
   parameter_units(const context<Device>& ctx, zero_level level, const data_axes& axes,
                   bucket_cut cut = bucket_cut::even, gradient_wire wire = gradient_wire::full);
   ~parameter_units();
   parameter_units(const parameter_units&) = delete;
   parameter_units& operator=(const parameter_units&) = delete;
 
-  /// Takes the next unit, whose parameters `visit(f)` visits; parameters that an earlier unit has are shared with it.
-  /// Collective over the data axes: buckets are made, and what parameters hold moves there. Throws where two share
-  /// memory of the caller's.
+  /// Adds the next unit, whose parameters `visit(f)` visits. Parameters of earlier units are shared with them.
+  /// Collective over the data axes: it makes buckets and moves the parameters' values there. Throws if two parameters
+  /// share the caller's memory.
   template <class Visit>
   void add(const context<Device>& ctx, int stage, Visit&& visit) {
     std::vector<parameter*> all;
@@ -48,39 +48,41 @@ class parameter_units {
 
   int size() const { return static_cast<int>(units_.size()); }
   const step_unit& described(int unit) const { return at(unit).described; }
-  /// Returns the beginning that the names of a unit's parameters share, "model.layers.0", or else one of the names.
+  /// Returns the common beginning of the names of a unit's parameters, such as "model.layers.0", or else one of the
+  /// names.
   std::string name(int unit) const;
-  /// Whether a parameter of it is on another rank too.
+  /// Whether another rank shares one of the unit's parameters.
   bool tied(int unit) const { return at(unit).tied; }
   const data_ranks& ranks() const { return ranks_; }
 
-  /// A step begins: gradients are empty, and what was changed since the last one is on its way to where it is used.
-  /// Throws where a reduction of the last one was not finished.
+  /// Begins a step: gradients are empty, and gathers of values that have changed are started. Throws if a reduction of
+  /// the last step was not finished.
   void begin_step(const context<Device>& ctx);
-  /// Begins passes that make no gradients, as `begin_step` begins the passes of a step.
+  /// Begins passes without gradients, as `begin_step` begins a step.
   void begin_forward(const context<Device>& ctx);
-  /// Starts the gathers of what has changed since the last one.
+  /// Starts the gathers of values that have changed since the last gather.
   void gather_changed(const context<Device>& ctx);
   void gather(const context<Device>& ctx, int unit);
   void release(int unit);
-  /// A pass begins to use a unit, and maybe to add to its gradients.
+  /// Begins the use of a unit in a pass. `adds`: the pass adds to its gradients.
   void enter(const context<Device>& ctx, int unit, bool adds);
-  /// Starts the reduction of a unit's gradients, to which nothing may be added then. Throws for a parameter that no
-  /// pass has used, by its name, and where the reduction was begun already.
+  /// Starts the reduction of a unit's gradients; no pass may add to them afterwards. Throws, with the parameter's name,
+  /// if no pass has used a parameter, and if the reduction was already started.
   void reduce(const context<Device>& ctx, int unit);
   /// In a hybrid, starts the second part of a unit's reduction, over the ranks that hold copies of its pieces.
   void reduce_copies(int unit);
-  /// Starts the last part of a unit's reduction where other stages have its parameters too: the sum over these stages.
+  /// If other stages share a unit's parameters, starts the last part of its reduction: the sum over these stages.
   void reduce_ties(const context<Device>& ctx, int unit);
-  /// Whether reductions have a second part: pieces that other ranks hold too.
+  /// Whether reductions have a second part, because several ranks hold the same pieces.
   bool hybrid() const { return level_ != zero_level::replicated && !ranks_.replicate().empty(); }
-  /// Waits for the reduction of a unit, and adds its reduced gradients to `out`. Throws where it was not begun.
+  /// Waits for the reduction of a unit, and appends its reduced gradients to `out`. Throws if the reduction was not
+  /// started.
   void finish_reduction(const context<Device>& ctx, int unit, gradients& out);
-  /// Forgets the reductions of a step that an exception has ended, so that another one may begin.
+  /// Drops the reductions of a step that an exception has ended, so that another step can begin.
   void abandon_step();
-  /// Steps are recorded: a recording cannot ask whether something has arrived.
+  /// Makes later steps never query whether an operation is complete, because a recording cannot query it.
   void ask_nobody() { asks_ = false; }
-  /// Waits until all that is on its way has arrived.
+  /// Waits until all operations in flight are complete.
   void settle();
 
  private:
@@ -105,17 +107,16 @@ class parameter_units {
   kept_unit& at(int i) { return units_[static_cast<std::size_t>(i)]; }
   const kept_unit& at(int i) const { return units_[static_cast<std::size_t>(i)]; }
 
-  /// A backend such as MPI moves data when it is asked.
+  /// Polls operations in flight, because backends such as MPI progress only when they are polled.
   void progress() {
     if (!asks_) return;
     for (kept_unit& u : units_)
       for (const auto& b : u.buckets) b->progress();
   }
 
-  /// Parameters in arrays whose members are reduced alike over data axes become buckets.
+  /// Puts arrays whose members have equal reductions over data axes into buckets.
   void make_buckets(const context<Device>& ctx, kept_unit& u, const std::vector<parameter*>& own);
-  /// Why a parameter cannot lie in a bucket, or "". One for which there is nothing to do together with others needs
-  /// not.
+  /// Returns the reason why a parameter cannot lie in a bucket, or "".
   std::string why_alone(const parameter& p, const reduction_axes& how, const std::vector<parameter*>& own) const {
     const auto& array = *p.array();
     if (!p.gather_plan().trivial()) return " is stored as " + describe(p.stored()) + ", by its strategy's `stored`";
@@ -234,7 +235,7 @@ void parameter_units<Precision, Device>::begin_forward(const context<Device>& ct
 
 template <class Precision, compute_device Device>
 void parameter_units<Precision, Device>::gather_changed(const context<Device>& ctx) {
-  if (level_ == zero_level::parameters) return;  // gathered where they are used
+  if (level_ == zero_level::parameters) return;  // these are gathered at each use
   for (kept_unit& u : units_)
     for (const auto& b : u.buckets) b->start_gather(ctx);
 }
@@ -319,7 +320,8 @@ void parameter_units<Precision, Device>::make_buckets(const context<Device>& ctx
   for (parameter* p : own) {
     const reduction_axes how = reduction_of(p->used(), ranks_);
     const bool complete = how.shard.empty() && how.replicate.empty();
-    if (complete || (!p->array()->trainable() && level_ != zero_level::parameters)) {  // nothing to do with others
+    if (complete || (!p->array()->trainable() && level_ != zero_level::parameters)) {  // a bucket would have no work
+                                                                                       // for it
       u.alone.push_back(p);
       continue;
     }

@@ -1,4 +1,4 @@
-// The world of a stage and the communicator along the pipeline, from a mesh that has a pipeline axis.
+// The world of a stage and the communicator along the pipeline, made from a mesh with a pipeline axis.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@
 
 namespace plait {
 
-/// A mesh with a pipeline axis, as one rank sees it: the world of its stage, which is the mesh without that axis, and
-/// the communicator along it. Layers only know the first; nothing in a stage is laid out over the pipeline.
+/// A mesh with a pipeline axis from one rank's viewpoint: the world of its stage, which is the mesh without that axis,
+/// and the communicator along it. Layers only use the world; no tensor of a stage is sharded over the pipeline axis.
 class pipeline_world {
  public:
-  /// Collective over `root`, whose ranks are the ranks of `whole`, in order. A mesh without the axis has one stage.
-  /// `events` observes every communication, if it is given.
+  /// Collective over `root`, whose ranks are the ranks of `whole` in order. A mesh without the axis has one stage. If
+  /// `events` is not null, it observes all communication.
   pipeline_world(const mesh_shape& whole, any_communicator root, std::shared_ptr<plait::recorder> events = nullptr,
                  axis_id axis = axis_of<pp>)
       : whole_(checked(whole, root)),
@@ -27,16 +27,16 @@ class pipeline_world {
         along_(stage_.count(part(whole, root_, axis_list(axis), axis.text()))) {
     stage_.set_everyone(root_);
   }
-  /// The view of `rank` on a mesh that does not run: what it would send is counted.
+  /// Returns the view of `rank` on a mesh that does not run, and counts the data that the rank would send.
   static pipeline_world counting(const mesh_shape& whole, std::int64_t rank = 0, axis_id axis = axis_of<pp>) {
     return pipeline_world(whole, rank, axis);
   }
 
   const mesh_shape& shape() const { return whole_; }
   any_communicator& root() { return root_; }
-  /// The mesh of this rank's stage; its ledger also counts what goes along the pipeline.
+  /// The world of this rank's stage; its ledger also counts the traffic along the pipeline.
   world& stage() { return stage_; }
-  /// The ranks that hold the other stages of this rank's part of the data.
+  /// The ranks that hold the other stages for the same part of the data.
   any_communicator& along() { return along_; }
 
  private:
@@ -49,7 +49,7 @@ class pipeline_world {
                                                   std::string(axis.text()), stage_.calls(), std::string(axis.text()),
                                                   ranks_with(whole, rank, axis_list(axis))))) {}
 
-  /// The ranks of the group that `axes` span and in which `rank` is, in order.
+  /// Returns the ranks of the group along `axes` that contains `rank`, in order.
   static std::vector<int> ranks_with(const mesh_shape& whole, std::int64_t rank, const axis_list& axes) {
     std::vector<int> ranks(static_cast<std::size_t>(whole.size(axes)));
     for (std::int64_t r = 0; r < whole.size(); ++r)
