@@ -1,5 +1,5 @@
-// The keys of a Hugging Face config.json of a Llama and its relatives, each in one of three lists: what shapes the
-// model, what changes no number, and what plait computes for one value alone.
+// The keys of a Hugging Face config.json of Llamas and related models, in lists: keys that shape the model, keys
+// without an effect on numbers, and keys for which plait supports one value.
 #pragma once
 
 #include <algorithm>
@@ -17,22 +17,22 @@
 
 namespace plait::detail {
 
-// Typed access to the keys of another program's JSON object; errors name the file and the key.
+// Typed access to the keys of a JSON object; errors name the file and the key.
 
-/// Typed access to one JSON object; every complaint names the file and the key.
+/// Reads keys of one JSON object with their types. Every error names the file and the key.
 class config_reader {
  public:
   config_reader(const nlohmann::json& object, std::string source, std::string prefix = "")
       : object_(object), source_(std::move(source)), prefix_(std::move(prefix)) {}
 
-  /// Present, null or not.
+  /// Whether the key is present; its value may be null.
   bool given(const char* key) const { return object_.contains(key); }
-  /// Present and not null.
+  /// Whether the key is present and not null.
   bool has(const char* key) const {
     const auto found = object_.find(key);
     return found != object_.end() && !found->is_null();
   }
-  /// The value of a key, which must be present and not null.
+  /// Returns the value of a key, which must be present and not null.
   const nlohmann::json& at(const char* key) const {
     if (!has(key)) fail({source_, ": key '", prefix_, key, "' is missing"});
     return *object_.find(key);
@@ -72,7 +72,7 @@ class config_reader {
     if (!value.is_object()) bad(key, value, "an object");
     return {value, source_, cat({prefix_, key, "."})};
   }
-  /// Refuses any value but `legal`, if the key is there.
+  /// Refuses any value except `legal`, if the key is present.
   void only(const char* key, const nlohmann::json& legal) const {
     if (has(key) && at(key) != legal) bad(key, at(key), legal.dump());
   }
@@ -83,7 +83,7 @@ class config_reader {
       if (!value.is_null()) f(key);
   }
   bool empty() const { return object_.empty(); }
-  /// Refuses a key, whatever its value.
+  /// Throws the error for an unknown key.
   [[noreturn]] void unknown(const std::string& key, const std::string& advice) const {
     fail({source_, ": key '", prefix_, key, "' is ", excerpt(*object_.find(key)),
           ", and what it means is not known here; ", advice});
@@ -106,7 +106,7 @@ class config_reader {
 
 using config_keys = static_vector<std::string_view, 80>;
 
-/// Returns the words of a text, which one blank separates.
+/// Splits a text into words that single blanks separate.
 constexpr config_keys words_of(std::string_view text) {
   config_keys words;
   while (!text.empty()) {
@@ -128,8 +128,8 @@ inline constexpr auto used_config_keys = detail::words_of(
     "num_key_value_heads original_max_position_embeddings pad_token_id qk_norm qkv_bias rms_norm_eps rope_parameters "
     "rope_scaling rope_theta sliding_window tie_word_embeddings use_sliding_window vocab_size");
 
-/// Keys that change neither loss nor gradient of a text: names, versions, what generation, classification and pipelines
-/// of other tools take, and how the directory's weights are stored.
+/// Keys without an effect on loss and gradient: names, versions, options of generation, classification and other tools'
+/// pipelines, and the storage of the directory's weights.
 inline constexpr auto harmless_config_keys = detail::words_of(
     "_attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash "
     "_flash_attn_2_enabled _name_or_path architectures attn_implementation auto_map bad_words_ids "
@@ -144,13 +144,13 @@ inline constexpr auto harmless_config_keys = detail::words_of(
     "transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 "
     "use_cache");
 
-/// Keys of models with experts that `parse_llama_config` reads; for models without them they must be null.
+/// Keys of models with experts that `parse_llama_config` reads; they must be null for other models.
 inline constexpr auto mixture_config_keys = detail::words_of(
     "decoder_sparse_step first_k_dense_replace mlp_only_layers moe_intermediate_size moe_layer_freq n_group "
     "n_routed_experts n_shared_experts norm_topk_prob num_experts num_experts_per_tok num_local_experts "
     "routed_scaling_factor scoring_func shared_expert_intermediate_size topk_group topk_method");
 
-/// A key that asks for something which plait does not compute, unless it has one value.
+/// A key whose feature plait does not compute, so it must have one value or null.
 struct refused_config_key {
   std::string_view key;
   std::string_view legal;  ///< as JSON
@@ -183,14 +183,14 @@ inline constexpr std::array refused_config_keys =
 
 namespace detail {
 
-/// Keys of "rope_scaling" and "rope_parameters" that each rope type has in addition to its name.
+/// For each rope type: the legal keys of "rope_scaling" and "rope_parameters", in addition to the type's name.
 inline constexpr auto default_rope_keys = words_of("partial_rotary_factor rope_theta rope_type type");
 inline constexpr auto llama3_rope_keys = words_of(
     "factor high_freq_factor low_freq_factor original_max_position_embeddings partial_rotary_factor rope_theta "
     "rope_type type");
 
-/// Refuses the keys of refused_config_keys by value, and a key of none of the lists that is not null. `mixture` says
-/// whether the model has experts.
+/// Refuses illegal values of refused_config_keys, and keys outside all lists that are not null. `mixture`: the model
+/// has experts.
 inline void check_config_keys(const config_reader& c, bool mixture) {
   for (const refused_config_key& refused : refused_config_keys)
     c.only(std::string(refused.key).c_str(), nlohmann::json::parse(refused.legal));

@@ -1,5 +1,5 @@
-// Writes a model, on whatever mesh it lies, as a directory that transformers opens: config.json and safetensors.
-// Reading one: models/hugging_face_directory.hpp.
+// Writes a model from any mesh as a directory that transformers opens: config.json and safetensors.
+// models/hugging_face_directory.hpp reads one.
 #pragma once
 
 #include <algorithm>
@@ -26,33 +26,34 @@
 
 namespace plait {
 
-/// How `export_hugging_face` writes.
+/// Options of `export_hugging_face`.
 struct export_options {
-  std::uint64_t shard_bytes = 5'000'000'000;  ///< most bytes of tensors in a file, as in transformers
-  std::optional<safetensors_dtype> dtype{};   ///< F64, F32 or BF16; nothing: the type of the master values
-  /// A model directory, whose tokenizer is copied, with the keys of its config.json that change no number (such as
-  /// the tokens that end a text); or a config.json, whose keys are; empty: none.
+  std::uint64_t shard_bytes = 5'000'000'000;  ///< most bytes of tensors per file, as in transformers
+  std::optional<safetensors_dtype> dtype{};   ///< F64, F32 or BF16; default: the type of the master values
+  /// A model directory to imitate: its tokenizer and the keys of its config.json without an effect on numbers (such as
+  /// end-of-text tokens) are copied. If it is a config.json, only keys are copied. Empty: none.
   std::string like{};
-  /// The tool whose names and order the tensors have; config.json is always Hugging Face's. transformers opens its own
-  /// order alone, and `open_model_directory` opens each.
+  /// The tool whose tensor names and order are used; config.json always has Hugging Face's format. transformers only
+  /// opens its own order; `open_model_directory` opens each.
   weights_order order = weights_order::hugging_face;
-  std::string field = "path";  ///< what the user set to name the directory; error texts start with it
+  std::string field = "path";  ///< the user's setting that gives the path; error texts begin with it
 };
 
 namespace detail {
 
-/// Writes the files of a model directory that are about shapes and text, not weights.
+/// Writes the files of a model directory other than weights: shapes and tokenizer.
 void write_beside_weights(const llama_config& config, safetensors_dtype dtype, const safetensors_shards& shards,
                           const std::string& folder, const export_options& how);
 
 }  // namespace detail
 
-/// Writes `model`, a llama or a pipeline of them, to the new directory `path`, which appears when all of it is written.
-/// Each rank writes its own parts of the master values, so that all ranks must see one directory; the files do not
-/// depend on the mesh. Low-rank adapters are merged into the weights: W + scale * B A. The model itself keeps them.
-/// Collective over `all`, the ranks of all stages. Throws `error` on every rank alike, and leaves no files, where
-/// `path` exists or is not one directory for all ranks. It also throws where the disk is full, or no model type of
-/// Hugging Face has this shape.
+/// Writes `model`, a llama or a pipeline of them, to the new directory `path`, which appears when it is complete. Each
+/// rank writes its own parts of the master values, so all ranks must see the same file system. The files do not depend
+/// on the mesh. Low-rank adapters are merged into the written weights, W + scale * B A; the model keeps them separate.
+/// Collective over `all`, the ranks of all stages.
+///
+/// Throws the same `error` on every rank, and leaves no files, if `path` exists or differs between ranks. Throws also
+/// if the disk is full, or if no model type of Hugging Face has this shape.
 template <compute_device Device, class Model>
 void export_hugging_face(const context<Device>& ctx, any_communicator& all, Model& model, const llama_config& config,
                          const std::string& path, const export_options& how = {}) {
@@ -61,7 +62,7 @@ void export_hugging_face(const context<Device>& ctx, any_communicator& all, Mode
   const std::string source = cat({how.field, ": '", path, "'"});
   std::vector<safetensors_declaration> tensors = shapes_of(ctx, model, dtype);
   std::erase_if(tensors, [](const safetensors_declaration& t) { return is_of_adapter(t.name); });
-  // Every rank has equal tensors, and so an equal error.
+  // Every rank has equal tensors, and so the same error.
   const safetensors_shards shards(declared_in_order(tensors, how.order, config, source), how.shard_bytes, source);
   std::optional<atomic_folder> folder;
   agree(ctx.device, all, [&] {
@@ -85,15 +86,15 @@ void export_hugging_face(const context<Device>& ctx, any_communicator& all, Mode
   });
 }
 
-// Writes the weights of a saved step, whatever layouts saved it, as a directory that transformers opens. It needs no
-// model and no ranks, and memory for a few rows. A model that runs: models/export_hugging_face.hpp.
+// Writes the weights of a saved step, from any layout, as a directory that transformers opens. It needs no model, no
+// ranks, and memory for a few rows only. models/export_hugging_face.hpp exports a running model.
 
-/// Writes the weights of a step to the new directory `path`, which appears when all of it is written. `step` is the
-/// step's directory, `saved` its manifest, and `wanted` the tensors of a model of the shape `config` (`shapes_of`),
-/// whose dtype is ignored. Elements are converted to `how.dtype`, by default to what the step has; checksums are
-/// compared. Throws `error`, and leaves no files, where the step does not have exactly the model's tensors, or is
-/// damaged. It also throws where they have several types and no `how.dtype` chooses one, and as `export_hugging_face`
-/// does.
+/// Writes the weights of a step to the new directory `path`, which appears when it is complete. `step` is the step's
+/// directory and `saved` its manifest. `wanted` are the tensors of a model of the shape `config` (`shapes_of`); their
+/// dtype is ignored. Elements are converted to `how.dtype`, by default the type in the step; checksums are verified.
+///
+/// Throws `error`, and leaves no files, if the step is damaged or its tensors are not exactly the model's. Throws also
+/// if tensors have several types and `how.dtype` is not set, and in the cases of `export_hugging_face`.
 inline void export_step(const manifest& saved, const std::string& step, const llama_config& config,
                         std::vector<safetensors_declaration> wanted, const std::string& path,
                         const export_options& how = {}, file_system& files = machine_files()) {
@@ -102,7 +103,7 @@ inline void export_step(const manifest& saved, const std::string& step, const ll
   const std::vector<const stored_tensor*> tensors = tensors_of_step(saved, wanted, cat({"'", step, "'"}), true);
   if (tensors.empty()) fail({"'", step, "' has no weights"});
   if (how.shard_bytes == 0) fail({source, ": shard_bytes is 0; at least 1 is legal"});
-  for (const stored_tensor* t : tensors)  // one type for all would round some of them in silence
+  for (const stored_tensor* t : tensors)  // a common type would round some of them silently
     if (!how.dtype && t->dtype != tensors.front()->dtype)
       fail({"'", step, "' has tensors of several types: '", tensors.front()->name, "' is ",
             name_of(tensors.front()->dtype), ", and '", t->name, "' ", name_of(t->dtype),
@@ -145,7 +146,7 @@ namespace plait {
 
 namespace detail {
 
-/// Files of a model directory that are about text, not weights.
+/// The tokenizer files of a model directory.
 inline constexpr std::array tokenizer_files = std::to_array<std::string_view>(
     {"added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt", "special_tokens_map.json",
      "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"});
@@ -154,7 +155,8 @@ inline std::string_view torch_name(safetensors_dtype type) {
   return type == safetensors_dtype::f64 ? "float64" : type == safetensors_dtype::f32 ? "float32" : "bfloat16";
 }
 
-/// The text of config.json, with the harmless keys of another, except keys that the shape or the weights give.
+/// Returns the text of config.json with the keys of another file that do not affect numbers, except those that the
+/// shape or the weights determine.
 inline std::string exported_config(const llama_config& config, safetensors_dtype dtype, const export_options& how) {
   const std::string text = llama_config_text(config, std::string(torch_name(dtype)));
   if (how.like.empty()) return text;

@@ -1,5 +1,5 @@
-// A model directory as one value: the shape from Hugging Face's config.json, and all weights under the names that a
-// `llama` has for its parameters, in whichever order they lie.
+// A model directory as one value: its shape from Hugging Face's config.json, and all weights under the names of a
+// `llama`'s parameters, for any order of the stored tensors.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +17,12 @@
 
 namespace plait {
 
-/// A directory that `open_model_directory` has read. The entries keep their files open.
+/// A directory read by `open_model_directory`. The entries keep their files open.
 struct model_directory {
   llama_config config;
   std::vector<weight_tensor> entries;
   safetensors_directory files;
-  bool untied = false;  ///< config.json ties the head, and the weights have another: `config` does not tie it
+  bool untied = false;  ///< config.json ties the head but the weights have a different one, so `config` does not tie it
 
   /// Returns the beginning of messages about the weights.
   std::string source() const { return files.source(); }
@@ -37,13 +37,14 @@ inline weight_tensor* entry_of(std::vector<weight_tensor>& entries, std::string_
   return found == entries.end() ? nullptr : &*found;
 }
 
-/// Tensors of old files that are computed from the configuration.
+/// Whether a tensor is a buffer of old files that is computed from the configuration.
 inline bool is_rotary_buffer(const weight_tensor& entry) {
   return entry.name.ends_with(".rotary_emb.inv_freq") || entry.name.ends_with(".rotary_emb.cos_cached") ||
          entry.name.ends_with(".rotary_emb.sin_cached");
 }
 
-/// A base model (transformers' LlamaModel) has its tensors without the prefix, and no head: one that is tied is whole.
+/// Completes the names of a base model (transformers' LlamaModel): its tensors lack the prefix, and it has no head. It
+/// is a whole model if the head is tied.
 inline void name_base_model(model_directory& d) {
   if (!entry_of(d.entries, "embed_tokens.weight")) return;
   for (weight_tensor& e : d.entries) {
@@ -59,8 +60,8 @@ inline void name_base_model(model_directory& d) {
           "AutoModelForCausalLM does"});
 }
 
-/// Settles which head to load where the configuration ties it. A stored head that equals the embedding is left out. A
-/// stored head that differs unties the model, as in transformers. A head that is stored without an embedding serves as
+/// Decides which head to load if the configuration ties it. A stored head that equals the embedding is left out. A
+/// different stored head unties the model, as in transformers. A head that is stored without an embedding serves as
 /// both.
 inline void settle_head(model_directory& d) {
   weight_tensor* const head = entry_of(d.entries, head_name);
@@ -78,11 +79,11 @@ inline void settle_head(model_directory& d) {
 
 }  // namespace detail
 
-/// Opens the directory `path`: config.json of Hugging Face, and model.safetensors or shards with an index, whose
-/// tensors have the names and order of `order`. Buffers of old files are left out, and names of a base model are
-/// completed. The stored tensors settle whether the head is tied. Only headers are read, and both tables where a tied
-/// head is stored too. Errors as `safetensors_directory`, `parse_llama_config` and `weights_in_order`, naming `field`
-/// or `order_field`.
+/// Opens the directory `path`: Hugging Face's config.json, and model.safetensors or shards with an index, whose tensors
+/// have the names and order of `order`. Buffers of old files are left out, and names of a base model are completed. The
+/// stored tensors decide whether the head is tied. It reads only headers, and both tables if a tied head is also
+/// stored. Throws the errors of `safetensors_directory`, `parse_llama_config` and `weights_in_order`, with `field` or
+/// `order_field`.
 inline model_directory open_model_directory(const std::string& path, const std::string& field = "path",
                                             weights_order order = weights_order::hugging_face,
                                             const std::string& order_field = "order") {

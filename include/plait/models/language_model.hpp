@@ -1,4 +1,4 @@
-// A language model of any embedding, blocks, head and loss, whole or one stage of a pipeline.
+// A language model with any embedding, blocks, head and loss, whole or one pipeline stage.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,18 @@ namespace plait {
 struct language_model_options {
   layer_recompute keep{};
   bool documents = false;  ///< whether sequences are packed from documents (`attention_options::documents`)
-  double dropout = 0;      ///< that its blocks have; a step with dropout is not replayed as a graph
+  double dropout = 0;      ///< of its blocks; a step with dropout is not replayed as a graph
   cross_entropy_settings loss{};
-  sequence_order order{};  ///< of the tokens; none: the text's order
-  /// The most parts of a microbatch's tokens. The head and the loss take one after the other, so that no more logits
-  /// exist than those of one part. The head must treat each token by itself, without dropout. Where a schedule defers
-  /// weight gradients, the gradients of all logits wait for them.
+  sequence_order order{};  ///< of the tokens; default: the text's order
+  /// The most chunks of a microbatch's tokens. The head and the loss process one chunk after another, so only the
+  /// logits of one chunk exist at a time. The head must process each token independently, without dropout. If a
+  /// schedule defers weight gradients, the gradients of all logits are kept for them.
   std::int64_t loss_chunks = 1;
 };
 
-/// A language model, or one stage of a pipeline of it: `Embedding` takes token ids, a `stack` of `Block`s follows,
-/// `Head` makes scores, `Loss` is a `cross_entropy_loss`. See `model` for how a pipeline uses it; llama.hpp makes one,
-/// and examples/gpt2.hpp is one of a user's own.
+/// A language model, or one pipeline stage of it. `Embedding` takes token ids, then comes a `stack` of `Block`s; `Head`
+/// computes scores, and `Loss` is a `cross_entropy_loss`. The concept `model` describes its use in a pipeline.
+/// llama.hpp defines one; examples/gpt2.hpp is a user's own.
 template <class Embedding, layer Block, layer Head, class Loss>
 class language_model {
   using T = typename Block::value_type;
@@ -44,7 +44,7 @@ class language_model {
   using block = Block;
   using head = Head;
   using tokens = tensor<std::int64_t, typename Embedding::input, device>;
-  /// Where the document of each token begins, as a position in its sequence: see `microbatch::document_starts`.
+  /// For each token, the position where its document begins in its sequence: see `microbatch::document_starts`.
   using document_starts = tensor<std::int32_t, typename Embedding::input, device>;
   using logits = tensor<T, typename Head::output, device>;
   using loss_sum = tensor<double, typename Loss::output, device>;
@@ -53,12 +53,12 @@ class language_model {
   using gradient = tensor<T, dual_t<typename Block::input>, device>;
   using table_ptr = parameter_ptr<precision_type, device>;
 
-  /// Everything that a pass through the head keeps of one chunk of tokens.
+  /// The values that a pass through the head keeps of one chunk of tokens.
   struct head_pass {
     activation x;
     typename Head::saved head;
   };
-  /// Everything that a forward pass keeps.
+  /// The values that a forward pass keeps.
   struct saved {
     activation input;  ///< of the first block
     typename stack<Block>::saved blocks;
@@ -66,14 +66,15 @@ class language_model {
     typename Head::saved head;
     logits scores;
     typename Loss::saved loss;
-    std::deque<head_pass> chunks;  ///< whose weight gradients are deferred; work refers to them
+    std::deque<head_pass> chunks;  ///< chunks with deferred weight gradients; tasks refer to them
   };
 
-  /// `part` names the layers of this stage. `make_embedding()` is called in the first stage, `make_block(i)` for each
-  /// of its blocks, `make_head(ctx, table)` in the last one. That context is the one of a chunk of `loss_chunks`. For a
-  /// head that is tied to the embedding, `table` is the embedding's parameter; it is null where the first stage is on
-  /// another rank, and then the head makes a copy with that name (both with `tied_across_stages`). `first_stage` is the
-  /// stage of this rank that has the embedding, if it is not this one; `vocab` is the true size of the vocabulary.
+  /// `part` is the range of layers of this stage. The first stage calls `make_embedding()`, and each stage calls
+  /// `make_block(i)` for its blocks. The last stage calls `make_head(ctx, table)` with the context of a chunk of
+  /// `loss_chunks`. For a head that is tied to the embedding, `table` is the embedding's parameter. It is null if the
+  /// first stage is on another rank; the head then makes a copy with that name (both with `tied_across_stages`).
+  /// `first_stage` is this rank's stage with the embedding, if it is another one. `vocab` is the true size of the
+  /// vocabulary.
   template <class MakeEmbedding, class MakeBlock, class MakeHead>
   language_model(const context<device>& ctx, std::int64_t vocab, stage_layers part, language_model_options how,
                  const language_model* first_stage, MakeEmbedding&& make_embedding, MakeBlock&& make_block,
@@ -106,7 +107,8 @@ class language_model {
   bool documents() const { return how_.documents; }
   double dropout() const { return how_.dropout; }
   const sequence_order& order() const { return how_.order; }
-  /// Changes how much layers keep, from the next forward pass on. Throws where a list has not all layers of this stage.
+  /// Changes how much layers keep, from the next forward pass on. Throws if a list does not match the layers of this
+  /// stage.
   void set_recompute(const layer_recompute& keep) {
     std::vector<recompute> policies;
     for (std::int64_t i = part_.begin; i < part_.end; ++i) policies.push_back(keep.of_layer(i));
@@ -114,14 +116,14 @@ class language_model {
     policies_ = std::move(policies);
   }
 
-  /// Next-token scores of the whole model, without dropout; nothing is kept.
+  /// Returns the next-token scores of the whole model, without dropout; nothing is kept.
   logits score(const microbatch<device>& mb, const tokens& ids) {
     microbatch<device> scored = mb;
     scored.drops = false;
     return forward_scores(scored, forward_layers(scored, ids, {}, nullptr));
   }
-  /// The sum of the losses of the counted tokens, partial over the axes that shard them. `kept` is for `backward`; null
-  /// if there will be none.
+  /// Returns the sum of the losses of the counted tokens, partial over the axes that shard them. `kept` holds values
+  /// for `backward`; null: no backward pass follows.
   loss_sum forward(const microbatch<device>& mb, const tokens& ids, const tokens& labels, saved* kept) {
     return forward_loss(mb, forward_layers(mb, ids, {}, kept), labels, kept);
   }
@@ -156,9 +158,10 @@ class language_model {
     }
     return all;
   }
-  /// Whether a training step leaves the loss to the backward pass, which then makes each chunk's logits once.
+  /// Whether a training step computes the loss in the backward pass, so that each chunk's logits are computed only
+  /// once.
   bool loss_in_backward() const { return chunks_.count() > 1; }
-  /// Keeps what `backward_loss` takes in such a step.
+  /// Keeps the input of `backward_loss` in such a step.
   void keep_for_loss(const microbatch<device>& mb, activation x, saved& kept) {
     mb.enter(units() - 1);
     kept.output = std::move(x);
@@ -178,7 +181,7 @@ class language_model {
     }
     return sum;
   }
-  /// `sum`, where it is not null, gets the summed loss of a step whose loss is made here.
+  /// `sum`, unless it is null, receives the summed loss if the loss is computed here.
   gradient backward_loss(const microbatch<device>& mb, const tokens& labels, saved& kept,
                          const typename mean::seed_type& seed, loss_sum* sum = nullptr) {
     const microbatch<device> here = of_head(mb.enter(units() - 1));
@@ -193,8 +196,8 @@ class language_model {
     return head_->backward(here, kept.output, kept.head, dscores);
   }
 
-  /// Calls f(parameter) for each, in the order of the forward pass; for one that several layers share, once, where the
-  /// embedding is.
+  /// Calls f(parameter) for each parameter, in the order of the forward pass. A parameter that several layers share is
+  /// visited once, with the embedding.
   template <class F>
   void visit(F&& f) {
     if (embedding_) embedding_->visit(f);
@@ -207,8 +210,8 @@ class language_model {
 
   /// The units of parameters that this stage announces: the embedding, each block, the head.
   int units() const { return first_block() + static_cast<int>(blocks_.size()) + (head_ ? 1 : 0); }
-  /// Calls f(parameter) for each that passes of a unit use; the table of a tied head is among them where it is on this
-  /// rank.
+  /// Calls f(parameter) for each parameter that passes of a unit use. For a tied head this includes the embedding's
+  /// table, if it is on this rank.
   template <class F>
   void visit_unit(int unit, F&& f) {
     const int i = unit - first_block();
@@ -217,8 +220,8 @@ class language_model {
     head_->visit(f);
   }
 
-  /// Calls f(memory) for what passes of a unit keep in `kept`: the input of its block, and what its layers give. What
-  /// the loss keeps stays on the device: two numbers of each row of logits.
+  /// Calls f(memory) for the values that passes of a unit keep in `kept`: the input of its block, and the values of its
+  /// layers. The loss's values stay on the device: two numbers per row of logits.
   template <class F>
   void visit_kept(int unit, saved& kept, F&& f) {
     const int i = unit - first_block();
@@ -237,7 +240,7 @@ class language_model {
 
  private:
   int first_block() const { return embedding_ ? 1 : 0; }
-  /// Where the embedding is on this rank, a head that is tied to it uses its table, and makes none.
+  /// Checks that a tied head uses the embedding's table if it is on this rank, and makes no copy.
   void check_tie() {
     if (!table_) return;
     bool used = false;
@@ -254,8 +257,8 @@ class language_model {
            " with tied_across_stages, and the head does not use it; use the table that make_head is given, or make the "
            "embedding without"});
   }
-  /// The summed loss, chunk by chunk, and with a seed its gradients. `dx` gets that of x; where weight gradients are
-  /// deferred, `held` keeps what they are made of.
+  /// Computes the summed loss chunk by chunk, and with a seed its gradients. `dx` receives the gradient of x. If weight
+  /// gradients are deferred, `held` keeps the values for them.
   loss_sum run_chunks(const microbatch<device>& mb, const activation& x, const tokens& labels,
                       const typename mean::seed_type* seed, gradient* dx, std::deque<head_pass>* held) {
     const context<device>& ctx = *chunk_context_;
@@ -294,8 +297,9 @@ class language_model {
   std::optional<Head> head_;
   std::optional<Loss> loss_;
   detail::token_chunks chunks_;                               ///< of the head and the loss
-  std::shared_ptr<const context<device>> chunk_context_;      ///< of one of them, which deferred work refers to
-  const parameter<precision_type, device>* table_ = nullptr;  ///< of the embedding on this rank, if the head is here
+  std::shared_ptr<const context<device>> chunk_context_;      ///< of one chunk; deferred tasks refer to it
+  const parameter<precision_type, device>* table_ = nullptr;  ///< of the embedding, if the embedding and the head are
+                                                              ///< on this rank
 };
 
 }  // namespace plait

@@ -1,4 +1,4 @@
-// Llama and its relatives as a model, under any strategy. It trains and scores; it does not generate text.
+// Llama and related models under any strategy, for training and scoring.
 #pragma once
 
 #include <memory>
@@ -20,31 +20,31 @@
 
 namespace plait {
 
-/// Options of a model in addition to its configuration.
+/// Options of a model, in addition to its configuration.
 struct llama_options {
-  layer_recompute keep{};  ///< one mode for all layers, or one for each
+  layer_recompute keep{};  ///< one mode for all layers, or one per layer
   double dropout = 0;      ///< on the output of each residual branch
   cross_entropy_settings loss{};
   std::int64_t loss_chunks = 1;  ///< `language_model_options::loss_chunks`
-  /// The context-parallel policy and adapters. Its frequencies, biases, norms and initialisers are taken from the
-  /// configuration.
+  /// The context-parallel policy and adapters. The configuration determines its frequencies, biases, norms and
+  /// initialisers.
   attention_options attention{};
-  mlp_lora mlp{};      ///< of MLPs and shared experts; `attention` has adapters of its own
+  mlp_lora mlp{};      ///< of MLPs and shared experts; attention's adapters are in `attention`
   mlp_lora experts{};  ///< of a mixture's experts
   router_losses mixture_losses{};
   double expert_limit = 0;      ///< `expert_limit::factor` of each mixture
   double expert_bias_rate = 0;  ///< `moe_options::bias_rate` of each mixture whose configuration has a bias
-  /// The chunks in which all linears' collectives overlap their products (nn/linear/policy.hpp), where they are chosen
-  /// at run time; 0: the strategy's.
+  /// The number of chunks in which collectives of all linears overlap their products (nn/linear/policy.hpp), if it is
+  /// chosen at run time; 0: the strategy's.
   std::int64_t overlap = 0;
 };
 
-/// The vocabulary as it is laid out: the next multiple of the ranks that shard it.
+/// The padded size of the vocabulary: the next multiple of the number of ranks that shard it.
 inline std::int64_t padded_vocab(std::int64_t vocab, std::int64_t ranks) { return (vocab + ranks - 1) / ranks * ranks; }
 
 /// Global sizes of all dims of a Llama. `microbatch` is the number of sequences in a microbatch over the whole mesh.
-/// Where sums have `leaves` the vocabulary is a multiple of them, on every mesh; throws where ranks cannot share these
-/// out.
+/// With `leaves` for deterministic sums, the vocabulary is a multiple of them on every mesh. Throws if ranks cannot
+/// hold equal numbers of leaves.
 template <strategy S>
 dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_t microbatch, std::int64_t sequence,
                       const deterministic_leaves& leaves = {}) {
@@ -53,7 +53,7 @@ dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_
   sizes.set(dim_of<seq>, sequence);
   sizes.set(dim_of<zseq>, sequence);
   sizes.set(dim_of<hidden>, c.hidden);
-  // Where ranks share out the kv heads unevenly, the query heads of one go with it.
+  // If ranks hold different numbers of kv heads, the query heads of one kv head stay together.
   const std::int64_t key_ranks = mesh.size(layout_v<spec<typename S::key_heads>>.dims[0].axes);
   sizes.set(dim_of<heads>, c.heads, c.kv_heads % key_ranks == 0 ? 1 : c.heads / c.kv_heads);
   sizes.set(dim_of<kv_heads>, c.kv_heads);
@@ -87,7 +87,7 @@ struct llama_layers {
   using model = language_model<embedding, block, head, loss>;
 };
 
-/// A Llama whose blocks have a `FeedForward`, which `make(ctx, name, config, options, layer)` makes: see `llama`.
+/// A Llama whose blocks have a `FeedForward`, made by `make(ctx, name, config, options, layer)`: see `llama`.
 template <class Precision, class S, compute_device Device, class FeedForward>
 class llama_of : public llama_layers<Precision, S, Device, typename FeedForward::layer>::model {
   using layers = llama_layers<Precision, S, Device, typename FeedForward::layer>;
@@ -99,7 +99,7 @@ class llama_of : public llama_layers<Precision, S, Device, typename FeedForward:
   llama_of(const context<Device>& ctx, const llama_config& config, llama_options options = {})
       : llama_of(ctx, config, options, {0, config.layers, true, true}) {}
 
-  /// One stage of a pipeline: `part` of the layers; `first_stage` as for `language_model`.
+  /// Constructs one pipeline stage with the layers `part`; `first_stage` is that of `language_model`.
   llama_of(const context<Device>& ctx, const llama_config& config, llama_options options, stage_layers part,
            const llama_of* first_stage = nullptr)
       : base(
@@ -125,7 +125,7 @@ class llama_of : public llama_layers<Precision, S, Device, typename FeedForward:
 
  private:
   static constexpr const char* table_name = "model.embed_tokens";
-  /// Whether a rank has token ids for just the tokens that it has queries for.
+  /// Whether a rank has the token ids of exactly the tokens whose queries it has.
   static constexpr bool documents_fit =
       layout_v<typename specs::tokens>.dims[0] == layout_v<typename specs::queries>.dims[0] &&
       layout_v<typename specs::tokens>.dims[1] == layout_v<typename specs::queries>.dims[1];
@@ -211,10 +211,10 @@ struct llama_mlp {
 
 }  // namespace detail
 
-/// Llama (Touvron et al. 2023) and its relatives (Mistral, Qwen2, Qwen3) under a strategy, from token ids to the summed
-/// loss: embedding, blocks of attention and SwiGLU MLP on a residual stream, final norm, output projection (the
-/// embedding's table if tied), cross-entropy. Parameters have Hugging Face's names and shapes. An object is a whole
-/// model, or one stage of a pipeline.
+/// Llama (Touvron et al. 2023) and related models (Mistral, Qwen2, Qwen3) under a strategy, from token ids to the
+/// summed loss. Its layers are: embedding, blocks of attention and SwiGLU MLP on a residual stream, final norm, output
+/// projection (the embedding's table if tied), cross-entropy. Parameters have Hugging Face's names and shapes. An
+/// object is a whole model, or one pipeline stage.
 template <class Precision, class S, compute_device Device = cpu>
 class llama : public detail::llama_of<Precision, S, Device, detail::llama_mlp<Precision, S, Device>> {
  public:

@@ -1,4 +1,4 @@
-// The shape of a Llama, presets with a name, and counts of parameters and operations: numbers only.
+// The shape of a Llama, named presets, and counts of parameters and operations.
 #pragma once
 
 #include <array>
@@ -19,9 +19,9 @@ namespace plait {
 
 enum class rope_kind { none, llama3 };
 
-/// Rotary frequencies for contexts longer than in training, as in Llama 3.1: wavelengths above `original_max_position /
-/// low_freq_factor` are stretched by `factor`, wavelengths below `original_max_position / high_freq_factor` stay, and
-/// all between are blended linearly.
+/// Rotary frequencies for contexts that are longer than in training, as in Llama 3.1. Wavelengths above
+/// `original_max_position / low_freq_factor` are multiplied by `factor`. Wavelengths below `original_max_position /
+/// high_freq_factor` stay. Those in between are interpolated linearly.
 struct rope_scaling {
   rope_kind kind = rope_kind::none;
   double factor = 8;
@@ -32,22 +32,22 @@ struct rope_scaling {
   bool operator==(const rope_scaling&) const = default;
 };
 
-/// The mixture of experts that stands in place of MLPs. Experts have the width `llama_config::ffn`.
+/// The mixture of experts that replaces MLPs. Experts have the width `llama_config::ffn`.
 struct mixture_config {
-  std::int64_t experts = 0;  ///< 0: there is a dense MLP
+  std::int64_t experts = 0;  ///< 0: a dense MLP
   kernels::router_settings router{};
-  bool correction_bias = false;   ///< experts are chosen by probability plus a bias, as in DeepSeek-V3
-  std::int64_t shared_ffn = 0;    ///< the width of a shared expert, which each token has; 0: there is none
-  bool shared_gate = false;       ///< the shared expert's output is multiplied by a sigmoid, as in Qwen2-MoE
-  std::int64_t dense_layers = 0;  ///< the first layers, which have an MLP without experts
-  std::int64_t dense_ffn = 0;     ///< the width of these
+  bool correction_bias = false;   ///< the router chooses experts by probability plus a bias, as in DeepSeek-V3
+  std::int64_t shared_ffn = 0;    ///< width of the expert that processes all tokens; 0: none
+  bool shared_gate = false;       ///< multiply the shared expert's output by a sigmoid, as in Qwen2-MoE
+  std::int64_t dense_layers = 0;  ///< the number of first layers with an MLP instead of experts
+  std::int64_t dense_ffn = 0;     ///< width of these MLPs
 
   bool operator==(const mixture_config&) const = default;
 };
 
 /// The shape of a Llama: token embedding, `layers` times (RMSNorm, grouped-query attention with rotary positions,
-/// RMSNorm, SwiGLU), RMSNorm, output projection. Qwen2 differs by `qkv_bias`, Qwen3 by `qk_norm`, Mistral by
-/// `sliding_window`, and Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE and dots.llm1 by `mixture` as well.
+/// RMSNorm, SwiGLU), RMSNorm, output projection. Qwen2 has `qkv_bias` in addition, Qwen3 `qk_norm`, and Mistral
+/// `sliding_window`. Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE and dots.llm1 have a `mixture`.
 struct llama_config {
   std::int64_t vocab = 256;
   std::int64_t hidden = 128;
@@ -55,20 +55,20 @@ struct llama_config {
   std::int64_t heads = 8;
   std::int64_t kv_heads = 8;
   std::int64_t head_dim = 16;  ///< heads * head_dim may differ from hidden
-  std::int64_t ffn = 384;      ///< of each expert where there is a mixture
+  std::int64_t ffn = 384;      ///< width of the MLP, or of each expert
   std::int64_t max_position = 1024;
   double rms_eps = 1e-5;
   double rope_theta = 10000;
   rope_scaling rope{};
-  bool tie_embeddings = false;  ///< the output projection is the embedding
-  bool attention_bias = false;  ///< on q, k, v and o
-  bool qkv_bias = false;        ///< on q, k and v, and none on o
-  bool qk_norm = false;         ///< RMSNorm with `rms_eps` over the head_dim of every q and k, before they are rotated
-  bool qk_norm_over_heads = false;  ///< as `attention_options::qk_norm_over_heads`, beside `qk_norm`
-  bool mlp_bias = false;            ///< on gate, up and down
+  bool tie_embeddings = false;      ///< the output projection is the embedding
+  bool attention_bias = false;      ///< of q, k, v and o
+  bool qkv_bias = false;            ///< of q, k and v, but not of o
+  bool qk_norm = false;             ///< RMSNorm with `rms_eps` over the head_dim of every q and k, before the rotation
+  bool qk_norm_over_heads = false;  ///< in addition to `qk_norm`: `attention_options::qk_norm_over_heads`
+  bool mlp_bias = false;            ///< of gate, up and down
   std::int64_t sliding_window = 0;  ///< position i sees j if i - sliding_window < j <= i; 0: all j <= i
   double initializer_range = 0.02;
-  std::int64_t pad_token = -1;  ///< looking it up gives its row of the embedding no gradient; -1: there is none
+  std::int64_t pad_token = -1;  ///< its row of the embedding has no gradient; -1: none
   mixture_config mixture{};
 
   bool operator==(const llama_config&) const = default;
@@ -76,11 +76,11 @@ struct llama_config {
 
 namespace detail {
 
-/// Throws `error`, its text starting with `source`, unless `value` is from 1 to `largest`.
+/// Throws `error`, which begins with `source`, unless `value` is from 1 to `largest`.
 inline void require_within(const std::string& source, const char* key, std::int64_t value, std::int64_t largest) {
   if (value < 1 || value > largest) fail({source, ": ", key, " is ", value, "; legal are 1 to ", largest});
 }
-inline constexpr std::int64_t most_of_a_size = 1 << 20;  // with these limits no count of values overflows 64 bits
+inline constexpr std::int64_t most_of_a_size = 1 << 20;  // within these limits no count of values overflows 64 bits
 
 inline void validate(const mixture_config& m, std::int64_t layers, bool mlp_bias, const std::string& source) {
   if (m.experts == 0 && m.shared_ffn != 0)
@@ -109,7 +109,7 @@ inline void validate(const mixture_config& m, std::int64_t layers, bool mlp_bias
 
 }  // namespace detail
 
-/// Throws `error` unless all values can make a model. Its text starts with `source` (a file or field) and names the
+/// Throws `error` unless all values can make a model. Its text begins with `source` (a file or field) and names the
 /// field by its Hugging Face key.
 void validate(const llama_config& c, const std::string& source);
 #ifndef PLAIT_COMPILED
@@ -169,7 +169,7 @@ PLAIT_INLINE void validate(const llama_config& c, const std::string& source) {
 }
 #endif
 
-/// The inverse frequencies of the rotary positions, head_dim / 2 of them.
+/// The inverse rotary frequencies, head_dim / 2 of them.
 inline std::vector<double> rotary_frequencies(const llama_config& c) {
   std::optional<kernels::llama3_rope_scaling> scaling;
   if (c.rope.kind == rope_kind::llama3)
@@ -180,7 +180,7 @@ inline std::vector<double> rotary_frequencies(const llama_config& c) {
 
 namespace detail {
 
-/// The values of what follows attention, in all layers; of experts, `experts` are counted.
+/// The number of parameters after attention in all layers; of a mixture's experts, `experts` are counted.
 constexpr std::int64_t feed_forward_count(const llama_config& c, std::int64_t experts) {
   const std::int64_t one = 3 * c.hidden * c.ffn;
   const mixture_config& m = c.mixture;
@@ -202,24 +202,25 @@ constexpr std::int64_t parameter_count(const llama_config& c, std::int64_t exper
 
 }  // namespace detail
 
-/// Number of trained values. A tied output projection is counted once.
+/// The number of trained parameters. A tied output projection is counted once.
 constexpr std::int64_t parameter_count(const llama_config& c) { return detail::parameter_count(c, c.mixture.experts); }
-/// Number of values that one token is multiplied with: all, but of a mixture's experts the chosen ones.
+/// The number of parameters that one token uses in products: all, but only the chosen experts of a mixture.
 constexpr std::int64_t active_parameter_count(const llama_config& c) {
   return detail::parameter_count(c, c.mixture.experts == 0 ? 0 : c.mixture.router.chosen);
 }
 
 /// Floating-point operations of a training step, forward and backward, per token.
 struct llama_flops {
-  double weights = 0;  ///< 6 N, N being all parameters that a token is multiplied with: the input embedding, a look-up,
-                       ///< is left out, and a tied one stays in as the output projection
+  /// 6 N, where N is the number of parameters that a token is multiplied with. The input embedding is a look-up and
+  /// not counted; a tied one counts as the output projection.
+  double weights = 0;
   double attention =
       0;  ///< 12 layers heads head_dim seq: scores and weighted values of the full square (PaLM, appendix B)
-  double visible = 0.5;  ///< part of that square which the causal mask and the sliding window leave
+  double visible = 0.5;  ///< the fraction of that square inside the causal mask and the sliding window
 
-  /// The usual figure for model flops utilisation.
+  /// The usual count for model flops utilisation.
   constexpr double total() const { return weights + attention; }
-  /// The work of a causal model: at least half of the attention square is masked.
+  /// The work of a causal model, in which at least half of the attention square is masked.
   constexpr double causal() const { return weights + attention * visible; }
 };
 
@@ -240,7 +241,7 @@ struct llama_preset {
 
 namespace detail {
 
-// Each function adds what a family of published models has besides its sizes.
+// Each function adds the features of a family of published models, except its sizes.
 
 constexpr llama_config tied(llama_config c) {
   c.tie_embeddings = true;
@@ -289,8 +290,8 @@ constexpr llama_config with_mixture(llama_config c, mixture_config m) {
 
 }  // namespace detail
 
-/// Shapes with a name. The first ones work on bytes (vocabulary 256) and divide by 8 ranks; `bench-*` have the shapes
-/// that benchmarks compare; the others are the published shapes, without weights. Numbers in a row are vocab, hidden,
+/// Named shapes. The first ones are for bytes (vocabulary 256) and can be divided over 8 ranks. `bench-*` have the
+/// shapes of benchmarks; all others are published shapes, without weights. The numbers of a row are vocab, hidden,
 /// layers, heads, kv_heads, head_dim, ffn and max_position.
 inline constexpr std::array<llama_preset, 26> llama_presets = [] {
   using namespace detail;
@@ -339,7 +340,7 @@ inline constexpr std::array<llama_preset, 26> llama_presets = [] {
   }};
 }();
 
-/// The names of all presets, separated by commas.
+/// Returns the names of all presets, separated by commas.
 inline std::string llama_preset_names() {
   std::string names;
   for (const llama_preset& preset : llama_presets) {
@@ -349,7 +350,7 @@ inline std::string llama_preset_names() {
   return names;
 }
 
-/// The preset called `name`, or null.
+/// Returns the preset called `name`, or null.
 inline const llama_config* find_llama_preset(std::string_view name) {
   for (const llama_preset& preset : llama_presets) {
     if (preset.name == name) return &preset.config;
@@ -357,23 +358,23 @@ inline const llama_config* find_llama_preset(std::string_view name) {
   return nullptr;
 }
 
-/// The preset called `name`; `error` naming `field` and all presets otherwise.
+/// Returns the preset called `name`. Otherwise throws `error` with `field` and all names.
 inline llama_config llama_preset_config(std::string_view name, const std::string& field = "model") {
   if (const llama_config* config = find_llama_preset(name)) return *config;
   fail({field, ": unknown model '", name, "'; presets are ", llama_preset_names()});
 }
 
-// Over how many tensor-parallel ranks a Llama of given sizes goes. A checkpoint's sizes are fixed, so that advice is
-// about the mesh. How the ranks share kv heads: split_tensor_ranks in nn/strategy.hpp.
+// The numbers of tensor-parallel ranks that suit a Llama of given sizes. A checkpoint's sizes are fixed, so errors
+// suggest another mesh. split_tensor_ranks in nn/strategy.hpp distributes kv heads.
 
-/// Whether each of `tp` tensor-parallel ranks, shared out by `split_tensor_ranks`, has a part of all that they shard of
-/// this model: whole groups of the heads that share a kv head, or heads of one group.
+/// Whether each of `tp` tensor-parallel ranks, divided by `split_tensor_ranks`, has a part of every sharded dim of this
+/// model. The part must have whole groups of heads that share a kv head, or heads of one group.
 constexpr bool goes_over(const llama_config& c, std::int64_t tp) {
   const bool groups = tp <= c.kv_heads || (tp % c.kv_heads == 0 && tp <= c.heads);
   return tp >= 1 && groups && c.ffn >= tp;
 }
 
-/// The extents of tp up to `most` for which that is so, separated by commas.
+/// Returns the numbers of ranks up to `most` for which `goes_over` is true, separated by commas.
 inline std::string legal_tensor_ranks(const llama_config& c, std::int64_t most = 64) {
   std::string legal;
   for (std::int64_t tp = 1; tp <= most && tp <= c.heads; ++tp)
@@ -381,8 +382,8 @@ inline std::string legal_tensor_ranks(const llama_config& c, std::int64_t most =
   return legal;
 }
 
-/// Throws `error`, its text starting with `source`, unless it is so for `tp`: it names the sizes, and the extents that
-/// would do.
+/// Throws `error`, which begins with `source`, unless `goes_over` is true for `tp`. The text has the sizes and the
+/// legal numbers of ranks.
 inline void check_tensor_ranks(const llama_config& c, std::int64_t tp, const std::string& source) {
   if (goes_over(c, tp)) return;
   const std::string advice =

@@ -1,4 +1,4 @@
-// A `llama_config` from and to the config.json of Hugging Face; it needs nlohmann/json.
+// Converts a `llama_config` from and to Hugging Face's config.json; requires nlohmann/json.
 #pragma once
 
 #include <algorithm>
@@ -21,19 +21,18 @@
 
 namespace plait {
 
-/// The model described by the text of a Hugging Face `config.json` of the type llama (Llama 2 and 3, SmolLM), mistral,
-/// qwen2 or qwen3; absent keys mean what they mean to transformers. Every key is read, known to change no number, or
-/// refused (models/config_keys.hpp). Throws `error` whose text starts with `source`, the name of the file, and names
-/// the key.
+/// Returns the model that the text of a Hugging Face `config.json` describes. Its type is llama (Llama 2 and 3,
+/// SmolLM), mistral, qwen2 or qwen3, or a type with experts. Absent keys have the defaults of transformers. Each key
+/// either is read, has no effect on numbers, or is refused (models/config_keys.hpp). Throws `error`, which begins with
+/// `source`, the name of the file, and names the key.
 llama_config parse_llama_config(std::string_view text, const std::string& source);
 
-/// Reads a `config.json`. Errors as `parse_llama_config`, and `field` in the text when the file cannot be read.
+/// Reads a `config.json`. Throws like `parse_llama_config`, and with `field` in the text if the file cannot be read.
 inline llama_config read_llama_config(const std::string& path, const std::string& field = "model") {
   return parse_llama_config(read_file(path, field), cat({field, ": '", path, "'"}));
 }
 
-/// Reads what a user may call a model: the name of a preset, or a path (it has a '/' or ends in ".json") of a
-/// `config.json`.
+/// Loads the model that a user names: a preset, or the path of a `config.json` (it has a '/' or ends in ".json").
 inline llama_config load_llama_config(const std::string& name_or_path, const std::string& field = "model") {
   if (const llama_config* preset = find_llama_preset(name_or_path)) return *preset;
   if (const auto file = std::filesystem::path(name_or_path) / "config.json"; std::filesystem::exists(file))
@@ -45,8 +44,9 @@ inline llama_config load_llama_config(const std::string& name_or_path, const std
         "; or give the path of a config.json"});
 }
 
-/// `config` as the text of a Hugging Face `config.json`; `parse_llama_config` reads it back unchanged. `torch_dtype` is
-/// the type of the weights in its directory. Throws `error` naming the fields if no model type has them at once.
+/// Returns `config` as the text of a Hugging Face `config.json`, which `parse_llama_config` reads back unchanged.
+/// `torch_dtype` is the type of the directory's weights. Throws `error` with the fields' names if no model type has all
+/// of them.
 std::string llama_config_text(const llama_config& config, const std::string& torch_dtype = "float32");
 
 }  // namespace plait
@@ -61,9 +61,9 @@ namespace plait {
 
 namespace detail {
 
-/// `rope` is the old "rope_scaling" or the new "rope_parameters", `c` what it is a key of. Without a type it is the
-/// default; an original length at the top level goes before the one inside, and max_position_embeddings, `longest`,
-/// stands in for both.
+/// Reads the object `rope`, the old "rope_scaling" or the new "rope_parameters"; `c` is the top level. Without a type,
+/// the default type is used. An original length at the top level has precedence over the one inside;
+/// max_position_embeddings (`longest`) is the default for both.
 inline rope_scaling parse_rope_scaling(const config_reader& rope, const config_reader& c, std::int64_t longest) {
   const char* key = rope.has("rope_type") ? "rope_type" : "type";
   const std::string type = rope.has(key) ? rope.string(key) : "default";
@@ -83,7 +83,7 @@ inline rope_scaling parse_rope_scaling(const config_reader& rope, const config_r
           .original_max_position = c.has(original) ? c.integer(original) : rope.integer(original, longest)};
 }
 
-/// The base and the scaling of rotary positions; `theta` is the base where no key gives one.
+/// Reads the base and the scaling of rotary positions; `theta` is the base if no key gives one.
 inline void parse_rope(const config_reader& c, const std::string& source, double theta, llama_config& out) {
   out.rope_theta = c.number("rope_theta", theta);
   const bool old_rope = c.has("rope_scaling") && !c.object("rope_scaling").empty();
@@ -93,18 +93,18 @@ inline void parse_rope(const config_reader& c, const std::string& source, double
   if (const char* const key = old_rope ? "rope_scaling" : "rope_parameters"; c.has(key)) {
     const auto rope = c.object(key);
     out.rope = parse_rope_scaling(rope, c, out.max_position);
-    out.rope_theta = rope.number("rope_theta", out.rope_theta);  // goes before the top level's
+    out.rope_theta = rope.number("rope_theta", out.rope_theta);  // has precedence over the top level's
   }
 }
 
-/// A Hugging Face model type that is a Llama with or without some of its variants, and what it takes absent keys for.
+/// A Hugging Face model type that is a Llama or a variant of it, with its defaults for absent keys.
 struct llama_family {
   std::string_view model_type;
   std::string_view architecture;
   std::int64_t kv_heads;  ///< 0: the number of heads
   std::int64_t head_dim;  ///< 0: hidden / heads
   std::int64_t max_position;
-  bool mixture = false;  ///< whether it has experts
+  bool mixture = false;  ///< whether models of this type have experts
   double rms_eps = 1e-6;
   double rope_theta = 10000;
 };
@@ -128,7 +128,7 @@ inline const llama_family* find_llama_family(std::string_view model_type) {
   return nullptr;
 }
 
-/// The experts of a dots.llm1, which has DeepSeek-V3's router, and their width.
+/// Reads the experts of a dots.llm1 and their width; it has DeepSeek-V3's router.
 inline mixture_config parse_deepseek_mixture(const config_reader& c, const std::string& source, std::int64_t& width) {
   mixture_config m;
   m.experts = c.integer("n_routed_experts");
@@ -151,7 +151,8 @@ inline mixture_config parse_deepseek_mixture(const config_reader& c, const std::
   return m;
 }
 
-/// The experts of a model, and their width. No key has a default: those of transformers differ from what is published.
+/// Reads the experts of a model and their width. No key has a default, because transformers' defaults differ from
+/// published models.
 inline mixture_config parse_mixture(const config_reader& c, const std::string& source, std::string_view model_type,
                                     std::int64_t& width) {
   if (model_type == "dots1") return parse_deepseek_mixture(c, source, width);
@@ -189,9 +190,9 @@ inline mixture_config parse_mixture(const config_reader& c, const std::string& s
   return m;
 }
 
-/// The window of all layers, 0 for none. Refuses layers that differ and keys that contradict each other.
+/// Returns the window of all layers; 0: none. Refuses layers that differ, and keys that contradict each other.
 inline std::int64_t parse_sliding_window(const config_reader& c, std::string_view model_type, std::int64_t layers) {
-  // transformers' Llama has none, whatever the keys are; a Mistral that calls itself a Llama would lose its own.
+  // transformers' Llama ignores these keys, so a Mistral with the type llama would lose its window.
   if (model_type == "llama" && c.has("sliding_window") &&
       c.integer("sliding_window") < c.integer("max_position_embeddings", 2048))
     c.bad("sliding_window", c.integer("sliding_window"),
@@ -203,12 +204,12 @@ inline std::int64_t parse_sliding_window(const config_reader& c, std::string_vie
     window = c.given("sliding_window") ? c.integer("sliding_window", 0) : model_type == "mixtral" ? 0 : 4096;
     if (window < 1 && c.has("sliding_window")) c.bad("sliding_window", window, "null or at least 1");
   }
-  if (mistral && window > 0) {  // keys of Qwen, which transformers' Mistral does not look at
+  if (mistral && window > 0) {  // keys of Qwen, which transformers' Mistral ignores
     c.only("use_sliding_window", true);
     c.only("max_window_layers", 0);
   }
   const std::string differ = ": layers that differ are not supported";
-  if (c.has("layer_types")) {  // goes before max_window_layers
+  if (c.has("layer_types")) {  // has precedence over max_window_layers
     const auto types = c.strings("layer_types");
     const auto all = [&](const char* type) {
       return static_cast<std::int64_t>(types.size()) == layers &&
@@ -222,7 +223,7 @@ inline std::int64_t parse_sliding_window(const config_reader& c, std::string_vie
       c.bad("layer_types", types, cat({times, "\"sliding_attention\" or \"full_attention\"", differ}));
     return sliding ? window : 0;
   }
-  if (by_layers && window > 0) {  // the layers from max_window_layers on have the window
+  if (by_layers && window > 0) {  // layers from max_window_layers on have the window
     const std::int64_t first = c.integer("max_window_layers", dots ? 62 : 28);
     if (first != 0 && (first < 0 || first < layers))
       c.bad("max_window_layers", first,
@@ -233,7 +234,8 @@ inline std::int64_t parse_sliding_window(const config_reader& c, std::string_vie
   return window;
 }
 
-/// The token whose row of the embedding gets no gradient, or -1. As in PyTorch, a negative one counts from the end.
+/// Returns the token whose row of the embedding has no gradient, or -1. As in PyTorch, a negative value counts from the
+/// end.
 inline std::int64_t parse_pad_token(const config_reader& c, std::int64_t vocab) {
   if (!c.has("pad_token_id")) return -1;
   const std::int64_t token = c.integer("pad_token_id");
@@ -288,7 +290,7 @@ PLAIT_INLINE llama_config parse_llama_config(std::string_view text, const std::s
   out.qk_norm_over_heads = type == "olmoe";
   out.qk_norm = type.starts_with("qwen3") || type == "dots1" || out.qk_norm_over_heads;
   out.sliding_window = detail::parse_sliding_window(c, type, out.layers);
-  // The types decide these; a file that asks for something else would not get it.
+  // The model type determines these, so a file with other values is refused.
   if (type != "llama" && !out.qk_norm) c.only("attention_bias", false);
   if (type != "llama") c.only("mlp_bias", false);
   c.only("qkv_bias", out.qkv_bias);
@@ -303,7 +305,7 @@ PLAIT_INLINE llama_config parse_llama_config(std::string_view text, const std::s
 
 namespace detail {
 
-/// The model type that computes what `config` describes; `error` naming the fields if there is none.
+/// Returns the model type that computes what `config` describes. Throws `error` with the fields' names if none does.
 inline const llama_family& family_of(const llama_config& config) {
   const auto found = [&](const char* type,
                          std::initializer_list<std::pair<const char*, bool>> not_with) -> const auto& {

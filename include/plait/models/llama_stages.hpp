@@ -1,4 +1,4 @@
-// The costs of the parts of a Llama, counted or measured: numbers to balance stages and simulate schedules by.
+// The costs of the parts of a Llama, counted or measured, for balancing stages and simulating schedules.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +15,14 @@
 
 namespace plait {
 
-/// The costs of the parts of a Llama for one microbatch, forward and backward, in any unit.
+/// The times of the parts of a Llama for one microbatch, forward and backward, in any unit.
 struct llama_part_times {
   action_times layer, embedding, head;  ///< head: the final norm, the output projection and the loss
 };
 
-/// The multiplications of the parts, per token: in each pass as many, so that a whole backward pass costs two forward
-/// passes. Causal attention is counted half. A layer is the mean of all, which differ where some have experts.
+/// Returns the multiplications of each part per token. Each of the three passes has equally many, so a whole backward
+/// pass costs two forward passes. Causal attention counts half. `layer` is the mean of all layers, which differ if only
+/// some have experts.
 constexpr llama_part_times llama_part_flops(const llama_config& c, std::int64_t seq) {
   const auto times = [](std::int64_t multiplications) {
     const double flops = 2.0 * static_cast<double>(multiplications);
@@ -34,7 +35,7 @@ constexpr llama_part_times llama_part_flops(const llama_config& c, std::int64_t 
 
 namespace detail {
 
-/// Measures parts of a Llama, each by the shortest of all its runs. Collective over the mesh of the stage.
+/// Measures the parts of a Llama, each by its shortest run. Collective over the mesh of the stage.
 template <class Model, compute_device Device>
 class llama_stopwatch {
  public:
@@ -44,7 +45,7 @@ class llama_stopwatch {
     zero(labels_);
   }
 
-  /// Runs a model of one layer with embedding and head once: `whole` is of the embedding and the layer.
+  /// Runs a model of one layer with embedding and head once. `whole` receives the time of embedding and layer together.
   void run(Model& model, action_times& whole, action_times& head) {
     typename Model::saved kept;
     typename Model::activation x;
@@ -68,7 +69,7 @@ class llama_stopwatch {
     timed(alone.weight_backward, [&] { later_.run(); });
   }
 
-  /// The times of the slowest rank.
+  /// Returns the times of the slowest rank.
   action_times slowest(action_times t) const {
     for (double* time : {&t.forward, &t.input_backward, &t.weight_backward})
       *time = all_reduce_scalar(ctx_, std::max(*time, 0.0), reduce_op::max);
@@ -100,15 +101,15 @@ class llama_stopwatch {
 
 }  // namespace detail
 
-/// Seconds of the parts on this mesh, measured with a model of one layer: the shortest of `rounds`, of the slowest
-/// rank. Collective over the mesh of the stage; the result is equal on its ranks.
+/// Returns the seconds of each part on this mesh, measured with a model of one layer: the shortest of `rounds`, on the
+/// slowest rank. Collective over the mesh of the stage; the result is equal on its ranks.
 template <class Model, compute_device Device>
 llama_part_times measure_llama_parts(const context<Device>& ctx, const llama_config& config,
                                      const llama_options& options, int rounds = 3) {
   const value_checks::pause unchecked(ctx.ranks.checks());
   llama_config one = config;
   one.layers = 1;
-  one.mixture.dense_layers = 0;  // the layers that most of a mixture's are
+  one.mixture.dense_layers = 0;  // measures a layer with experts, since most layers have them
   const auto ready = [&](Model& m) {
     initialize(ctx, m);
     gather_parameters(ctx, m);
@@ -130,7 +131,7 @@ llama_part_times measure_llama_parts(const context<Device>& ctx, const llama_con
   return {watch.slowest(alone), watch.slowest(embedding), watch.slowest(head)};
 }
 
-/// Returns the costs to balance stages by.
+/// Returns the costs by which stages are balanced.
 inline stage_costs stage_costs_of(const llama_part_times& t, std::int64_t layers) {
   const auto all = [](const action_times& a) { return a.forward + a.backward; };
   return {std::vector<double>(static_cast<std::size_t>(layers), all(t.layer)), all(t.embedding), all(t.head)};

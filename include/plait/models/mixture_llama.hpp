@@ -1,5 +1,5 @@
-// Llama with a mixture of experts in place of MLPs: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE and dots.llm1, under any
-// strategy.
+// Llama with a mixture of experts instead of MLPs, under any strategy: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE and
+// dots.llm1.
 #pragma once
 
 #include <cstdint>
@@ -44,11 +44,11 @@ struct llama_mixture {
 
 }  // namespace detail
 
-/// As `llama`, with a mixture of experts after attention (`llama_config::mixture`), in all layers but the first
-/// `dense_layers`. Parameters have Hugging Face's
-/// names; the experts of a layer are one tensor, such as `model.layers.0.mlp.experts.gate_proj.weight` [experts, width,
-/// hidden], which directories have expert by expert. `llama_options::mlp` gives adapters to the shared experts and to
-/// the MLPs of the first layers, `llama_options::experts` to each expert that the router chooses.
+/// A `llama` with a mixture of experts after attention (`llama_config::mixture`), in all layers except the first
+/// `dense_layers`. Parameters have Hugging Face's names. The experts of a layer are one tensor, such as
+/// `model.layers.0.mlp.experts.gate_proj.weight` [experts, width, hidden]; directories store each expert separately.
+/// `llama_options::mlp` gives adapters to the shared experts and to the MLPs of the first layers.
+/// `llama_options::experts` gives them to each expert of a mixture.
 template <class Precision, mixture_strategy S, compute_device Device = cpu>
 class mixture_llama : public detail::llama_of<Precision, S, Device, detail::llama_mixture<Precision, S, Device>> {
  public:

@@ -1,4 +1,4 @@
-// The tokens of a microbatch in chunks, for a head and a loss that treat each token by itself.
+// The tokens of a microbatch in chunks, for a head and a loss that process each token independently.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +14,15 @@
 
 namespace plait::detail {
 
-/// Each rank's positions of a sequence in chunks. All ranks have equally many positions of a chunk, and so have all
-/// chunks: the last one ends with the rank's positions, and may repeat some of the chunk before it. Arrays are
-/// [samples, positions, any], and may have the positions of several ranks one after the other, as gathered ones do; a
-/// chunk then has a piece of each.
+/// Divides each rank's positions of a sequence into chunks. Every chunk has the same number of positions on every rank.
+/// The last chunk ends with the rank's last position, so it may repeat some of the previous chunk. Arrays are [samples,
+/// positions, any]. A gathered array has the positions of several ranks one after another; a chunk of it has a piece of
+/// each.
 class token_chunks {
  public:
   token_chunks() = default;
-  /// `x` is the layout of the head's input [samples, positions, features]. There are at most `chunks`. Throws `error`
-  /// where a rank has fewer positions, or where chunks would have parts of leaves of deterministic sums.
+  /// `x` is the layout of the head's input [samples, positions, features]. There are at most `chunks` chunks. Throws
+  /// `error` if a rank has fewer positions, or if a chunk would split a leaf of deterministic sums.
   template <compute_device Device>
   token_chunks(const context<Device>& ctx, std::int64_t chunks, const layout& x)
       : ranks_(ctx.ranks.shape().size(x.dims[1].axes)), length_(ctx.sizes.of(x.dims[1].dim)), dim_(x.dims[1].dim) {
@@ -36,9 +36,9 @@ class token_chunks {
     if (sums_in_order(ctx)) require_whole_leaves(ctx, chunks);
   }
 
-  /// How many there are; 1: all tokens at once.
+  /// The number of chunks; 1: all tokens at once.
   std::int64_t count() const { return count_; }
-  /// The context of one of them.
+  /// Returns the context of one chunk.
   template <compute_device Device>
   context<Device> context_of_one(const context<Device>& whole) const {
     context<Device> part = whole;
@@ -52,7 +52,7 @@ class token_chunks {
   void take(Device& on, std::int64_t i, const All& all, Part& part) const {
     for_each_piece(i, all.part(), [&](const piece& p) { copy_positions(on, all, p.in_all, part, p.in_chunk, piece_); });
   }
-  /// Copies chunk i of `labels` to `part`. Labels that the chunk before had become `ignored`, so that each counts once.
+  /// Copies chunk i of `labels` to `part`. Labels that the previous chunk has become `ignored`, so each counts once.
   template <class Labels, compute_device Device>
   void take_labels(Device& on, std::int64_t i, const Labels& labels, std::int64_t ignored, Labels& part) const {
     if (have_repeats() && i + 1 == count_) kernels::fill(on, part.data(), part.size(), ignored);
@@ -60,7 +60,7 @@ class token_chunks {
       copy_positions(on, labels, p.in_all + p.repeated, part, p.in_chunk + p.repeated, piece_ - p.repeated);
     });
   }
-  /// Copies `part` to chunk i of `all`, but for what the chunk before has put there.
+  /// Copies `part` to chunk i of `all`, except positions that the previous chunk has written.
   template <class Part, class All, compute_device Device>
   void put(Device& on, std::int64_t i, const Part& part, All& all) const {
     for_each_piece(i, all.part(), [&](const piece& p) {
@@ -71,12 +71,12 @@ class token_chunks {
  private:
   /// One rank's positions of a chunk.
   struct piece {
-    std::int64_t in_all = 0, in_chunk = 0;  ///< where they begin in an array of all positions, and in one of the chunk
-    std::int64_t repeated = 0;              ///< of the first ones, which the chunk before has too
+    std::int64_t in_all = 0, in_chunk = 0;  ///< begin in an array of all positions, and in one of the chunk
+    std::int64_t repeated = 0;              ///< number of first positions that the previous chunk also has
   };
 
   bool have_repeats() const { return count_ * piece_ * ranks_ != length_; }
-  /// Throws where a chunk has a part of a leaf of deterministic sums.
+  /// Throws if a chunk splits a leaf of deterministic sums.
   template <compute_device Device>
   void require_whole_leaves(const context<Device>& ctx, std::int64_t chunks) const {
     const bool sequence = dim_ == dim_of<seq> || dim_ == dim_of<zseq>;
@@ -90,7 +90,7 @@ class token_chunks {
             "are no whole leaves of deterministic_leaves::sequence = ", leaves, "; legal are multiples of ",
             length_ / piece_, " there"});
   }
-  /// Calls f(piece) for each rank whose positions an array has, of which `part` is the box.
+  /// Calls f(piece) for each rank whose positions are in an array with the box `part`.
   template <class F>
   void for_each_piece(std::int64_t i, const box& part, F&& f) const {
     piece p;
@@ -117,7 +117,7 @@ class token_chunks {
                      in.local[1] * position, out.local[1] * position);
   }
 
-  std::int64_t count_ = 1, piece_ = 0;  ///< positions of a chunk that one rank has
+  std::int64_t count_ = 1, piece_ = 0;  ///< number of chunks; positions of a chunk on one rank
   std::int64_t ranks_ = 1, length_ = 0;
   dim_id dim_{};
 };

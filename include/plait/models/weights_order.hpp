@@ -1,5 +1,5 @@
-// Where the tensors and rows of a Llama lie as Hugging Face, Megatron and Meta keep them: names, fused projections,
-// rotary pairs.
+// The tensors and rows of a Llama in the formats of Hugging Face, Megatron and Meta: names, fused projections, rotary
+// pairs.
 #pragma once
 
 #include <algorithm>
@@ -21,12 +21,12 @@
 
 namespace plait {
 
-/// Whose names and orders the tensors of a Llama have.
+/// The tool whose tensor names and orders are used.
 enum class weights_order : std::uint8_t { hugging_face, megatron, meta };
 
 inline constexpr std::string_view weights_order_names[] = {"hugging-face", "megatron", "meta"};
 constexpr std::string_view name_of(weights_order order) { return weights_order_names[static_cast<int>(order)]; }
-/// Throws `error`, which begins with `field`, for a name that is none.
+/// Returns the order with this name. Otherwise throws `error`, which begins with `field`.
 inline weights_order weights_order_from(std::string_view name, std::string_view field = "order") {
   for (const weights_order order : {weights_order::hugging_face, weights_order::megatron, weights_order::meta})
     if (name == name_of(order)) return order;
@@ -35,12 +35,12 @@ inline weights_order weights_order_from(std::string_view name, std::string_view 
 
 namespace detail {
 
-/// A tensor's name at another tool, and Hugging Face's. Names of a layer's tensors are without the layer's prefix.
+/// A tensor's name in another tool and in Hugging Face's. For a layer's tensors, without the layer's prefix.
 struct renamed_tensor {
   std::string_view there, here;
 };
 
-// Where the other tool has two names for one here, the first is written, and either is read.
+// If the other tool has two names for a tensor, both are read, and the first is written.
 inline constexpr renamed_tensor megatron_top[] = {{"embedding.word_embeddings.weight", "model.embed_tokens.weight"},
                                                   {"decoder.final_layernorm.weight", "model.norm.weight"},
                                                   {"output_layer.weight", "lm_head.weight"}};
@@ -64,13 +64,14 @@ inline constexpr renamed_tensor meta_inner[] = {
     {"feed_forward.w1.weight", "mlp.gate_proj.weight"},  {"feed_forward.w2.weight", "mlp.down_proj.weight"},
     {"feed_forward.w3.weight", "mlp.up_proj.weight"}};
 
-/// The names of a router's weight and of an expert's matrices, as Mixtral's directories and others have them.
+/// The names of a router's weight and of an expert's matrices, in Mixtral's directories and in others.
 inline constexpr std::string_view router_weight_name = "gate.weight";
 inline constexpr renamed_tensor mixtral_experts[] = {{"w1", "gate_proj"}, {"w3", "up_proj"}, {"w2", "down_proj"}};
-/// Whether the directories of a mixture have Mixtral's names.
+/// Whether directories of this mixture have Mixtral's names.
 inline bool has_mixtral_names(const llama_config& c) { return c.mixture.experts > 0 && !c.qk_norm && !c.qkv_bias; }
 
-/// Megatron's fused q, k and v (`which` is 0, 1, 2): for each kv head, the queries that share it, its key, its value.
+/// The place of q, k or v (`which` is 0, 1, 2) in Megatron's fused tensor: for each kv head, its queries, its key, its
+/// value.
 inline weight_place place_in_qkv(const llama_config& c, std::string tensor, int which) {
   const std::int64_t d = c.head_dim, group = c.heads / c.kv_heads, fused = group + 2;
   if (which == 0)
@@ -81,17 +82,18 @@ inline weight_place place_in_qkv(const llama_config& c, std::string tensor, int 
   return {std::move(tensor), c.kv_heads * fused * d,
           [=](std::int64_t i) { return (i / d * fused + group + which - 1) * d + i % d; }};
 }
-/// Gate above up (`which` is 0, 1).
+/// The place of gate or up (`which` is 0, 1) in a tensor with gate above up.
 inline weight_place place_in_gate_up(const llama_config& c, std::string tensor, int which) {
   return {std::move(tensor), 2 * c.ffn, [first = which * c.ffn](std::int64_t i) { return first + i; }};
 }
-/// Rotary positions turn neighbours (2i, 2i + 1) of a head at Meta, and i with i + head_dim / 2 at Hugging Face.
+/// The place of a head's rows for rotary positions. Meta rotates neighbours (2i, 2i + 1); Hugging Face rotates i and i
+/// + head_dim / 2.
 inline weight_place place_in_pairs(const llama_config& c, std::string tensor, std::int64_t heads) {
   const std::int64_t d = c.head_dim, half = d / 2;
   return {std::move(tensor), heads * d, [=](std::int64_t i) { return i / d * d + 2 * (i % d % half) + i % d / half; }};
 }
 
-/// "7.rest" after `prefix`: the layer, with its dot, and the rest; empty where `name` does not begin so.
+/// For a name "PREFIX7.rest": the layer with its dot, and the rest. Empty if `name` does not begin with `prefix`.
 inline std::pair<std::string, std::string_view> layer_and_rest(std::string_view name, std::string_view prefix) {
   if (!name.starts_with(prefix)) return {};
   name.remove_prefix(prefix.size());
@@ -105,15 +107,15 @@ inline std::string_view renamed(std::span<const renamed_tensor> all, std::string
   return {};
 }
 
-/// A tensor of one of Mixtral's experts, such as "w1.weight" or "w1.lora_A.weight": its matrix has another name here.
-/// Empty where there is no such matrix.
+/// Returns the other name of a tensor of one of Mixtral's experts, such as "w1.weight" or "w1.lora_A.weight". Empty if
+/// there is no such matrix.
 inline std::string renamed_of_expert(std::string_view name, bool to_here) {
   const std::size_t dot = std::min(name.find('.'), name.size());
   const std::string_view matrix = renamed(mixtral_experts, name.substr(0, dot), to_here);
   return matrix.empty() ? std::string() : std::string(matrix) + std::string(name.substr(dot));
 }
 
-/// Where a directory of Hugging Face has a tensor of a mixture: each expert's rows in a tensor of their own.
+/// Returns the place of a mixture's tensor in Hugging Face's directories, where each expert has its own tensor.
 inline weight_place place_in_hub(const std::string& name, const llama_config& c) {
   const auto [layer, rest] = layer_and_rest(name, "model.layers.");
   const bool mixtral = has_mixtral_names(c);
@@ -156,8 +158,8 @@ inline weight_place place_in_meta(const std::string& name, const llama_config& c
 
 }  // namespace detail
 
-/// Throws `error`, its text starting with `source`, where an order has no tensors for a model: Megatron's and Meta's
-/// have none for experts, and Meta's none for biases and for norms of q and k.
+/// Throws `error`, which begins with `source`, if an order cannot store a model. Megatron's and Meta's have no tensors
+/// for experts, and Meta's has none for biases and for norms of q and k.
 inline void require_order(weights_order order, const llama_config& c, const std::string& source) {
   if (order == weights_order::hugging_face) return;
   if (c.mixture.experts > 0)
@@ -172,8 +174,8 @@ inline void require_order(weights_order order, const llama_config& c, const std:
           "megatron"});
 }
 
-/// Returns where a tensor of Hugging Face's lies in another order. Throws `error`, its text starting with `source`,
-/// where that order has no such tensor.
+/// Returns the place of a Hugging Face tensor in another order. Throws `error`, which begins with `source`, if that
+/// order has no such tensor.
 inline weight_place place_in_order(const std::string& name, weights_order order, const llama_config& config,
                                    const std::string& source) {
   if (order == weights_order::hugging_face) return detail::place_in_hub(name, config);
@@ -183,8 +185,8 @@ inline weight_place place_in_order(const std::string& name, weights_order order,
   return place;
 }
 
-/// Returns the tensors of a model, given as Hugging Face's, as they are declared in another order: fused ones where the
-/// first of their parts is. Throws as `require_order` and `place_in_order`.
+/// Converts a model's declarations of tensors from Hugging Face's to another order. Fused tensors take the place of
+/// their first part. Throws like `require_order` and `place_in_order`.
 inline std::vector<safetensors_declaration> declared_in_order(const std::vector<safetensors_declaration>& tensors,
                                                               weights_order order, const llama_config& config,
                                                               const std::string& source) {
@@ -201,22 +203,22 @@ inline std::vector<safetensors_declaration> declared_in_order(const std::vector<
   return out;
 }
 
-// Weights of a Llama as Megatron and as Meta keep them, under the names and in the orders of Hugging Face: fused
-// projections are split, and rotary pairs become halves. Where what lies: models/weights_order.hpp.
+// Converts weights of a Llama from Megatron's and Meta's formats to the names and orders of Hugging Face. Fused
+// projections are split, and rotary pairs become halves.
 
 namespace detail {
 
-/// Converts the tensors of one source, whose errors begin with `source`.
+/// Converts the tensors of one source; its errors begin with `source`.
 class weight_converter {
  public:
   weight_converter(const llama_config& c, std::string source) : c_(c), source_(std::move(source)) {}
 
-  /// Keeps the tensor, under another name.
+  /// Keeps a tensor under another name.
   void keep(const weight_tensor& e, std::string name) {
     out_.push_back(e);
     out_.back().name = std::move(name);
   }
-  /// Adds a tensor of some rows of another, which `place` describes.
+  /// Adds a tensor that consists of some rows of another, which `place` describes.
   void add_rows(const weight_tensor& e, std::string name, std::int64_t rows, const weight_place& place) {
     if (e.shape.empty() || e.shape[0] != place.rows)
       fail({source_, ": tensor '", e.name, "' has ", e.shape.empty() ? 0 : e.shape[0], " rows, and the model needs ",
@@ -249,7 +251,7 @@ class weight_converter {
     fail({source_, ": tensor '", e.name, "' is none that ", tool, " has for a Llama"});
   }
 
-  /// Adds a tensor whose elements are those of `parts`, one after the other; each has the same number.
+  /// Adds a tensor that consists of the elements of `parts`, one after another; all parts have equally many.
   void join(std::vector<weight_tensor> parts, std::string name) {
     const weight_tensor& first = parts.front();
     weight_tensor all{std::move(name), first.dtype, first.shape, {}};
@@ -284,8 +286,8 @@ class weight_converter {
 
 }  // namespace detail
 
-/// Weights with the names of Megatron-LM (core), of one tensor- and pipeline-parallel rank: q, k and v in one tensor,
-/// gate and up in one. Throws `error`, its text starting with `source`, for a tensor that it does not know or that
+/// Converts weights with the names of Megatron-LM (core), from one tensor- and pipeline-parallel rank. They have q, k
+/// and v in one tensor, and gate and up in one. Throws `error`, which begins with `source`, if a tensor is unknown or
 /// does not have the configuration's size.
 inline std::vector<weight_tensor> weights_from_megatron(std::span<const weight_tensor> entries,
                                                         const llama_config& config, const std::string& source) {
@@ -312,8 +314,8 @@ inline std::vector<weight_tensor> weights_from_megatron(std::span<const weight_t
   return to.take();
 }
 
-/// Weights with the names of Meta's own files, of one model-parallel rank, whose q and k are for rotary pairs. The
-/// table of rotary frequencies is left out. Errors as `weights_from_megatron`.
+/// Converts weights with the names of Meta's own files, from one model-parallel rank, whose q and k are for rotary
+/// pairs. The table of rotary frequencies is left out. Throws like `weights_from_megatron`.
 inline std::vector<weight_tensor> weights_from_meta(std::span<const weight_tensor> entries, const llama_config& config,
                                                     const std::string& source) {
   detail::weight_converter to(config, source);
@@ -337,7 +339,7 @@ inline std::vector<weight_tensor> weights_from_meta(std::span<const weight_tenso
 
 namespace detail {
 
-/// Splits transformers' stack of gates above ups [experts, 2 width, hidden].
+/// Splits transformers' stack of gates above ups, [experts, 2 width, hidden].
 inline void split_stacked_gate_up(weight_converter& to, const weight_tensor& e, const std::string& prefix) {
   const llama_config& c = to.config();
   const std::vector<std::int64_t> shape{c.mixture.experts, 2 * c.ffn, c.hidden};
@@ -356,9 +358,9 @@ inline void split_stacked_gate_up(weight_converter& to, const weight_tensor& e, 
 
 }  // namespace detail
 
-/// Weights of a mixture as a directory of Hugging Face has them: one tensor for each expert, or stacks of all experts
-/// of a layer, with gate above up. They are returned under the names of a `mixture_llama`. Throws `error`, its text
-/// starting with `source`, where experts are missing or do not fit.
+/// Converts weights of a mixture from a Hugging Face directory to the names of a `mixture_llama`. They have one tensor
+/// per expert, or stacks of all experts of a layer, with gate above up. Throws `error`, which begins with `source`, if
+/// experts are missing or do not fit.
 inline std::vector<weight_tensor> weights_of_experts(std::span<const weight_tensor> entries, const llama_config& config,
                                                      const std::string& source) {
   detail::weight_converter to(config, source);
@@ -407,7 +409,7 @@ inline std::vector<weight_tensor> weights_of_experts(std::span<const weight_tens
   return to.take();
 }
 
-/// Returns the tool whose names most of the tensors have, by the names of embeddings and layers.
+/// Returns the tool whose names most tensors have, according to embeddings and layers.
 inline weights_order order_of_names(std::span<const weight_tensor> entries) {
   const auto any = [&](auto&& is) { return std::any_of(entries.begin(), entries.end(), is); };
   if (any([](const weight_tensor& e) { return e.name.starts_with("model.") || e.name == "embed_tokens.weight"; }))
@@ -424,9 +426,9 @@ inline weights_order order_of_names(std::span<const weight_tensor> entries) {
   return weights_order::hugging_face;
 }
 
-/// Returns the tensors under the names and in the orders of Hugging Face. `field` names what has set `order`. Throws
-/// `error`, its text starting with `source`, where the names belong to another tool than `order`. Throws also as
-/// `weights_from_megatron` and `weights_from_meta` do.
+/// Returns the tensors under the names and in the orders of Hugging Face. `field` names the setting of `order`. Throws
+/// `error`, which begins with `source`, if the names belong to another tool than `order`. Throws also like
+/// `weights_from_megatron` and `weights_from_meta`.
 inline std::vector<weight_tensor> weights_in_order(std::vector<weight_tensor> entries, weights_order order,
                                                    const llama_config& config, const std::string& source,
                                                    std::string_view field = "order") {
