@@ -1,12 +1,12 @@
 #!/bin/sh
-# Installs what is missing (Debian 12, root), builds, and runs tests. It takes clang 16, which compiles in 0.6 of g++'s time.
+# Installs missing packages (Debian 12, root), builds, and runs tests. It uses clang 16, which takes 0.6 of g++'s time.
 #
-#   sh tests/run.sh            theorems, texts of errors, units, parity on small meshes, examples, documents, and the trainer:
-#                              its log, its resumed runs, its errors
-#   sh tests/run.sh --all      also large meshes, kernels for GPUs on the CPU that stands in for one, nvcc where it is, MPI,
-#                              all scripts of the trainer, benchmarks, consumers of plait, fuzzing; address, undefined and
-#                              thread sanitizers (most units only so); g++: each header alone, theorems, texts of errors,
-#                              the trainer of the first command, two parity tests
+#   sh tests/run.sh            static assertions, texts of errors, units, parity on small meshes, examples, documents, and
+#                              the trainer: its log, its resumed runs, its errors
+#   sh tests/run.sh --all      also large meshes, kernels for GPUs on the CPU as a stand-in, nvcc if found, MPI, all
+#                              scripts of the trainer, benchmarks, consumers of plait, fuzzing. Address, undefined and
+#                              thread sanitizers (most units run only with these). g++: each header alone, static
+#                              assertions, texts of errors, the trainer of the first command, two parity tests
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -28,7 +28,7 @@ install_packages $plait_build_packages $plait_mpi_packages $plait_test_packages
 
 jobs=$(plait_jobs)
 started=$(date +%s)
-# What a build spent most time on.
+# The targets on which a build spent most time.
 slowest() {
   echo "the ten most expensive targets of $1:"
   awk -F'\t' 'NR > 1 {t[$4] = ($2 - $1) / 1000} END {for (o in t) printf "%8.1f s  %s\n", t[o], o}' "$1/.ninja_log" |

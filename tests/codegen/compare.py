@@ -1,8 +1,8 @@
 """compare.py --compiler C --include DIR FILE.cpp: the assembly of typed_X equals that of raw_X, for every pair.
 
-Both are extern "C" functions of FILE.cpp, compiled with -O2. Labels are renamed in order of appearance, directives and
-comments dropped; a function that the compiler merged with its twin (an alias or a lone jump to it) counts as equal. A line
-`// include: DIR...` in FILE.cpp names further folders of headers, relative to its own.
+Both are extern "C" functions of FILE.cpp, compiled with -O2. Labels are renamed in their order, and directives and
+comments dropped. A function that the compiler merged with its twin (an alias, or only a jump to it) counts as equal. A line
+`// include: DIR...` in FILE.cpp names further include folders, relative to FILE.cpp's folder.
 """
 import argparse
 import difflib

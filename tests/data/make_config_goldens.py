@@ -2,8 +2,8 @@
 
     defaults   by model type, all keys of its configuration class with their default values (layers and labels cut
                to what a test needs)
-    read       config.json files, as members of a small Llama's, and what transformers makes of each: the inverse
-               rotary frequencies in float64 and the embedding's padding_idx
+    read       config.json files, as members to add to a small Llama's, and the results of transformers for each: the
+               inverse rotary frequencies in float64 and the embedding's padding_idx
 
 Made with torch 2.15.0 and transformers 5.24.0.
 """

@@ -1,4 +1,4 @@
-"""make_conversion_goldens.py [FOLDER]: one small Llama's weights as three tools keep them, in FOLDER/llama_conversions.
+"""make_conversion_goldens.py [FOLDER]: one small Llama's weights in the formats of three tools, in FOLDER/llama_conversions.
 
     hugging_face.safetensors   as transformers names and orders them, config.json beside it
     megatron.safetensors       as Megatron-LM does: the rows of each kv head's queries, key and value in one tensor,

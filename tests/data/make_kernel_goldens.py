@@ -9,7 +9,7 @@
                           sinks against gpt-oss's, both of transformers
     router_losses.json    losses of routers: balance (Mixtral's) and z-loss (Switch's), with the gradients of scores
 
-Arrays are flat, in row-major order, with their shape beside them. Made with torch 2.15.0 and transformers 5.23.0.
+Arrays are flat, in row-major order, next to their shapes. Made with torch 2.15.0 and transformers 5.23.0.
 """
 import json
 import math

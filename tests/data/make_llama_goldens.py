@@ -1,6 +1,6 @@
 """make_llama_goldens.py [FOLDER]: tiny Llamas of Hugging Face transformers, with logits, loss and gradients.
 
-Each FOLDER/llama_NAME/ holds what Hugging Face would (config.json, model.safetensors in float32) and
+Each FOLDER/llama_NAME/ has the files of Hugging Face (config.json, model.safetensors in float32) and
 golden.safetensors, computed in float64 from the float32 weights and then rounded to float32:
 
     input_ids     [2, 24] int64
@@ -39,7 +39,7 @@ BATCH, SEQ, IGNORE = 2, 24, -100
 
 
 class AllDouble(TorchFunctionMode):
-    """float32 means float64: Hugging Face's code as it is, its casts to float32 (norms, softmax, rotary) widened."""
+    """Makes float32 mean float64: Hugging Face's code is unchanged, but its casts to float32 (norms, softmax, rotary) widen."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         widen = lambda value: torch.float64 if value is torch.float32 else value
@@ -82,7 +82,7 @@ def make_folder(root: pathlib.Path, name: str, config: dict) -> pathlib.Path:
 
 
 def save(values: dict, file: pathlib.Path) -> None:
-    """Whole numbers as they are, all others as float32."""
+    """Converts numbers to float32, except integers."""
     save_file({key: (value if value.dtype is torch.int64 else value.detach().float()).contiguous()
                for key, value in values.items()}, file, metadata={"format": "pt"} if "model" in file.name else None)
     file.chmod(0o644)
@@ -124,7 +124,7 @@ def gradients(model: torch.nn.Module) -> dict:
 
 
 def make_golden(folder: pathlib.Path, model: torch.nn.Module, seq: int, generator: torch.Generator) -> dict:
-    """The files of a language model with the weights it has."""
+    """Writes the files of a language model with its current weights."""
     input_ids, labels = make_text(model.config.vocab_size, seq, generator)
     logits, loss = score(model, input_ids, labels)
     loss.backward()

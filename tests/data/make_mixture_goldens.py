@@ -1,8 +1,8 @@
 """make_mixture_goldens.py [FOLDER]: tiny mixtures of experts of Hugging Face transformers.
 
 FOLDER/llama_mixtral, llama_qwen2_moe, llama_qwen3_moe, llama_dots1 and llama_olmoe hold the files that make_llama_goldens.py
-describes, with 16 positions instead of 24. model.safetensors has the published names, one tensor for each expert. In golden.safetensors
-the gradients of experts have transformers' own names and shapes:
+describes, with 16 positions instead of 24. model.safetensors has the published names, one tensor for each expert. In
+golden.safetensors the gradients of experts have transformers' own names and shapes:
 
     grad.model.layers.N.mlp.experts.gate_up_proj   [experts, 2 width, hidden]   gates above ups
     grad.model.layers.N.mlp.experts.down_proj      [experts, hidden, width]
@@ -52,14 +52,14 @@ CONFIGS = {
 
 
 def check_best(values: torch.Tensor, chosen: int) -> torch.Tensor:
-    """The indices of the best, which are clear in float32."""
+    """The indices of the best scores; they must not be near a tie in float32."""
     best = values.sort(-1, descending=True)
     assert values.dtype == torch.float64 and (best.values[:, chosen - 1] - best.values[:, chosen]).min() > 1e-5
     return best.indices[:, :chosen]
 
 
 def check_choices(model: torch.nn.Module, input_ids: torch.Tensor, config: dict) -> None:
-    """The choice is clear in float32."""
+    """Checks that no choice is near a tie in float32."""
     with AllDouble(), torch.no_grad():
         scores = model(input_ids, output_router_logits=True).router_logits
     assert len(scores) == config["num_hidden_layers"] - config.get("first_k_dense_replace", 0)

@@ -1,4 +1,4 @@
-"""make_model_goldens.py [FOLDER]: tiny models beside Llama, its variants and its adapters, of Hugging Face.
+"""make_model_goldens.py [FOLDER]: tiny models of Hugging Face: variants of Llama, its adapters, and others.
 
 FOLDER/gpt2_tiny, llama_qwen2, llama_qwen3 and llama_mistral hold the files that make_llama_goldens.py describes, with
 16 positions instead of 24, computed in float64 and rounded to float32 as there. The matrices of GPT-2's attn.c_attn,
@@ -17,9 +17,9 @@ without embeddings. model.safetensors holds encoder.NAME and decoder.NAME; golde
     decoder_output        like decoder_input
     grad.decoder_output   like decoder_input, where the backward pass begins; the encoder gets its gradient only
                           through the decoder
-    grad.encoder_output, grad.encoder_input, grad.decoder_input, grad.NAME: what follows from it
+    grad.encoder_output, grad.encoder_input, grad.decoder_input, grad.NAME: the resulting gradients
 
-A bias of the keys adds the same to all scores of a query, so that its gradient is zero but for rounding (1e-16 here):
+A bias of the keys adds the same to all scores of a query, so its gradient is zero except for rounding (1e-16 here):
 compare grad.*.k_proj.bias by its distance, not relative to its size.
 
 Made with torch 2.15.0, transformers 5.23.0 and peft 0.21.2; needs them, and safetensors.
@@ -69,7 +69,7 @@ CONFIGS = {
 
 
 def biases(model: torch.nn.Module) -> set:
-    """Which modules have a bias, by the last part of their name."""
+    """The modules with a bias, by the last part of their name."""
     return {name.split(".")[-2] for name, _ in model.named_parameters() if name.endswith(".bias")}
 
 
@@ -97,7 +97,7 @@ def check_mistral(model: torch.nn.Module) -> None:
 
 
 def check_visible(model: torch.nn.Module, window: int | None) -> None:
-    """Position i looks at j exactly if i - window < j <= i, or j <= i without a window, in every layer and head."""
+    """Checks that position i sees j exactly if i - window < j <= i, or j <= i without a window, in every layer and head."""
     with AllDouble(), torch.no_grad():
         looks = model(torch.arange(SEQ)[None], output_attentions=True).attentions
     i, j = torch.arange(SEQ)[:, None], torch.arange(SEQ)[None]

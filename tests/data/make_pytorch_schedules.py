@@ -1,4 +1,4 @@
-"""make_pytorch_schedules.py FOLDER: pipeline schedules as PyTorch makes and writes them.
+"""make_pytorch_schedules.py FOLDER: pipeline schedules made and written by PyTorch.
 
 Writes pytorch_NAME_pP_mM.csv by the `_dump_csv` of torch.distributed.pipelining's own schedule classes. Nothing runs:
 the stages are stand-ins with the few members that the classes read.
@@ -10,7 +10,7 @@ from torch.distributed.pipelining import schedules
 
 
 class Stage:
-    """What a schedule's constructor reads of a pipeline stage."""
+    """The members of a pipeline stage that a schedule's constructor reads."""
 
     def __init__(self, group_size: int, num_stages: int, index: int):
         self.group_size, self.num_stages, self.group_rank, self.stage_index = group_size, num_stages, 0, index

@@ -1,4 +1,4 @@
-"""make_router_goldens.py [FOLDER]: FOLDER/routers.json, what routers of Hugging Face transformers choose.
+"""make_router_goldens.py [FOLDER]: FOLDER/routers.json, the choices of routers of Hugging Face transformers.
 
 It has, by the name of a case, the settings of a router, and
 
@@ -6,7 +6,7 @@ It has, by the name of a case, the settings of a router, and
     bias                       [experts], where the router has one
     chosen_experts, weights    [tokens, k]; the experts of each token are in ascending order
 
-The weight of a router is the unit matrix, so that its scores are its input. Scores are multiples of 1 / 1024. No two
+The weight of a router is the unit matrix, so its scores are its input. Scores are multiples of 1 / 1024. No two
 experts or groups of a token are near a tie. The routers compute in float32.
 
 Made with torch 2.15.0 and transformers 5.24.0; needs both.

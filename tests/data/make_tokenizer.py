@@ -1,10 +1,10 @@
-"""make_tokenizer.py [FOLDER]: FOLDER/tokenizers, small tokenizers of Hugging Face's library, and the tokens that it makes.
+"""make_tokenizer.py [FOLDER]: FOLDER/tokenizers, small tokenizers of Hugging Face's library, and the tokens of some texts.
 
-    NAME.json   the tokenizer.json of a tokenizer that is trained here, on examples/data/kjv.txt: byte-level BPE with the
-                patterns of GPT-2, Llama 3 and Qwen2, and BPE of characters as Llama 2 (blanks before words, bytes for
-                characters that it lacks) and as Mistral's newer ones (Metaspace)
-    texts.json  by name, a list of [text, its tokens, what they are decoded to]: texts chosen for what may go wrong, and
-                random ones; under `prefix`, the special tokens before each
+    NAME.json   the tokenizer.json of a tokenizer trained by this script on examples/data/kjv.txt: byte-level BPE with
+                the patterns of GPT-2, Llama 3 and Qwen2, and BPE of characters as in Llama 2 (blanks before words,
+                bytes for unknown characters) and as in Mistral's newer ones (Metaspace)
+    texts.json  by name, a list of [text, its tokens, their decoded text]: texts with likely errors, and random ones;
+                under `prefix`, the special tokens before each
 
 Made with tokenizers 0.23.3.
 """

@@ -1,7 +1,7 @@
 """fixed.py --compiler C --include DIR --out FILE.cpp CASE.cpp...
 
-Compiles all cases with -DPLAIT_FAIL_FIX, as one file and each in a namespace of its own: a case is refused for its mistake
-alone, and no mistake elsewhere in its file makes its test pass. Cases of macros are left to run_case.py.
+Compiles all cases with -DPLAIT_FAIL_FIX as one file, each in its own namespace. This shows that a case is refused for its
+mistake only, and that no other mistake in its file makes its test pass. run_case.py compiles the cases of macros.
 """
 import argparse
 import pathlib
@@ -16,7 +16,7 @@ INSTANTIATED = re.compile(r"^template (?:class|struct) plait::[^;]*;", re.MULTIL
 
 
 def in_namespace(name: str, body: str) -> str:
-    """The body in a namespace, but for explicit instantiations: those of plait's templates stand in no other namespace."""
+    """The body in a namespace, except explicit instantiations of plait's templates, which C++ allows in no other namespace."""
     own = re.compile(r"\b(" + "|".join(DECLARED.findall(body) or ["$^"]) + r")\b")
     outside = INSTANTIATED.sub(lambda found: f"}} {own.sub(name + '::' + chr(92) + '1', found[0])} namespace {name} {{", body)
     return f"namespace {name} {{\n{outside}\n}}\n"

@@ -1,4 +1,4 @@
-"""precompile.py --compiler C --include DIR --out DIR [--depfile FILE]: compiles layers.hpp for the cases to begin with."""
+"""precompile.py --compiler C --include DIR --out DIR [--depfile FILE]: precompiles layers.hpp for the cases."""
 import argparse
 import pathlib
 import shutil

@@ -1,32 +1,30 @@
 """run_case.py --compiler C [--compiler C...] --include DIR [--precompiled DIR] CASE.cpp
 
-A case is ill-formed code. It must be refused by every compiler with all the texts that its leading comments name, and
-it must compile with -DPLAIT_FAIL_FIX, so that a mistake elsewhere in the file cannot make the test pass; of most cases
-fixed.py looks after that, all in one file.
-Leading comments:
+A case is ill-formed code. Every compiler must refuse it with all the texts in its leading comments. It must compile with
+-DPLAIT_FAIL_FIX, so another mistake in the file cannot make the test pass; fixed.py checks this for most cases, in one
+file. Leading comments:
 
     // expect: TEXT            in the messages of every compiler
     // expect-gcc: TEXT        ... of g++ only
     // expect-clang: TEXT      ... of clang++ only
-    // with-nvcc: yes          where it is found, nvcc must refuse it too, with the texts of `expect`
-    // errors-at-most: N       a mistake is reported once, not twenty times: N is the number of mistakes
-    // lines-at-most: N        ... in all that a compiler prints, with the lines of source that it echoes; if not said,
-                               30 for each mistake
+    // with-nvcc: yes          if nvcc is found, it must refuse the case too, with the texts of `expect`
+    // errors-at-most: N       the maximum of errors: one for each mistake in the case
+    // lines-at-most: N        the maximum of printed lines, including lines of source; by default 30 for each mistake
 
-A file may hold several cases, each behind a line of its own with its comments behind it:
+A file may have several cases. Each starts with this line, followed by the case's comments:
 
     // case: NAME
 
-What stands before the first one is part of each, and each is compiled alone. A case's own limits hold before those of
-the head.
+The lines before the first case are part of each case, and each case is compiled separately. Limits of a case override
+those before the first case.
 
-The first of the texts must stand within the first 12 lines (of several mistakes, any), and no message may speak of
+The first of the texts (with several mistakes, any of them) must be in the first 12 lines, and no message may mention
 macros.
 
---precompiled names a folder with the precompiled layers.hpp, as precompile.py leaves it there.
+--precompiled names a folder with the precompiled layers.hpp, written by precompile.py.
 
-Messages are compared with runs of white space made one blank and quotes made plain; lines of source that compilers echo
-are not part of them.
+Before messages are compared, runs of white space become one blank and quotes become plain. Lines of source that compilers
+print are not part of messages.
 """
 import argparse
 import os
@@ -46,7 +44,7 @@ CASE = re.compile(r"^// case: (\w+)\n", re.MULTILINE)
 
 
 def cases_of(path: pathlib.Path) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """The name, the text and the directives of each case of a file; a text has the lines of the other cases, empty."""
+    """The name, the text and the directives of each case of a file. In a text, the lines of other cases are empty."""
     text = path.read_text()
     begins = [match.start() for match in CASE.finditer(text)]
     if not begins:
@@ -73,7 +71,7 @@ def directives(text: str) -> list[tuple[str, str]]:
 
 
 def shares_a_file(text: str) -> bool:
-    """Whether fixed.py compiles the case, mended, in a namespace together with others: it must neither depend on macros
+    """Whether fixed.py compiles the corrected case in a namespace together with others: it must neither depend on macros
     before includes nor specialise plait's templates."""
     if re.search(r"^\s*#\s*(define|undef)\b|plait::(error_text|c::array)<", text, re.MULTILINE):
         return False
@@ -96,7 +94,7 @@ def is_nvcc(compiler: str) -> bool:
 
 
 def without_echo(compiler: str, line: str) -> str:
-    """The line, or nothing if it is one of the source that the compiler shows with its message."""
+    """The line, or "" if it is a line of source that the compiler prints with its message."""
     if is_nvcc(compiler):
         return line  # nvcc's own lines are few, and source lines that it prints have no mark
     echoed = not CLANG_MESSAGE.match(line) if is_clang(compiler) else GCC_ECHO.match(line)
@@ -109,7 +107,7 @@ def base_command(compiler: str, include: list[str]) -> list[str]:
 
 
 def precompiled_at(compiler: str, folder: pathlib.Path) -> tuple[pathlib.Path, list[str]]:
-    """Where the precompiled header of a compiler is, and the options that put it before a file."""
+    """The path of a compiler's precompiled header, and the options that include it before a file."""
     if is_clang(compiler):
         file = folder / "clang" / "layers.pch"
         return file, ["-include-pch", str(file)]

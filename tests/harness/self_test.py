@@ -71,7 +71,7 @@ def run(command: list[str]) -> tuple[int, str]:
 
 
 def judge(runner: str, name: str, code: int, good: bool, output: str) -> int:
-    """1, and a word about it, if a case was not judged as it should be."""
+    """1 and a printed line if the runner's result for a case is wrong."""
     if (code == 0) == good:
         return 0
     print(f"{runner}: '{name}' was to be {'accepted' if good else 'refused'}:\n{output}")

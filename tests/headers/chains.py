@@ -1,15 +1,14 @@
 """chains.py INCLUDE_ROOT FOLDER HEADERS.txt [BASE...] [--check]: writes to FOLDER sources that show that every header
 compiles alone.
 
-HEADERS.txt names the headers, a line each. Each source includes a chain of them, and each header of a chain includes all
-that stand before it, by itself or through others. What comes before a header in a source is therefore what the header
-brings anyway: if it lacks an include, the source does not compile, as if the header stood alone; and a header that many
-others include is parsed once for all of its chain. The chains are the fewest there are (Dilworth's theorem, by way of a
-maximum matching).
+HEADERS.txt has a line for each header. Each source includes a chain of headers, and each header of a chain includes all
+earlier ones of its chain, directly or through others. So the lines before a header in a source add nothing that the header
+does not include itself: if it lacks an include, the source does not compile. A header that many others include is parsed
+once for its chain. The number of chains is the smallest possible (Dilworth's theorem, by a maximum matching).
 
-The sources come in parts: that of each base has the headers that include it and none of the bases before it; the first
-part has the rest. Whatever is in a base comes before the headers of its part anyway, so it can be precompiled for them.
-Prints the sources, a line for each part. With --check nothing is written: the exit status says whether all is as it would be.
+The sources are in parts. The part of each base has the headers that include it and no earlier base; the first part has the
+rest. All headers of a part include its base, so the base can be precompiled for them. Prints the sources, a line for each
+part. With --check writes nothing; the exit status is 0 if the files are up to date.
 """
 import pathlib
 import re
@@ -19,7 +18,7 @@ DIRECTIVE = re.compile(r'^\s*#\s*(if|ifdef|ifndef|endif|include)\b\s*(?:[<"]([^>
 
 
 def includes_of(text: str) -> set[str]:
-    """The headers that a header includes under no condition."""
+    """The headers that a header includes unconditionally."""
     depth, found = 0, set()
     for directive, name in DIRECTIVE.findall(text):
         if directive == "include":
@@ -31,7 +30,7 @@ def includes_of(text: str) -> set[str]:
 
 
 def chains_of(headers: list[str], below: dict[str, set[str]]) -> list[list[str]]:
-    """The fewest chains that hold every header, each from the lowest header up."""
+    """The fewest chains that contain every header, each starting with the lowest header."""
     above = {h: sorted((g for g in headers if h in below[g]), key=lambda g: (len(below[g]), g)) for h in headers}
     next_of, last_of = {}, {}
 

@@ -1,9 +1,9 @@
-"""documents.py ROOT: what Markdown files name exists: the files of links, paths in backticks, tests by their names, and
+"""documents.py ROOT: checks that the names in Markdown files exist: files of links, paths in backticks, tests, and
 in commands programs, their options, files, presets and options of CMake.
 
 The glossary has at most MOST_WORDS words, and include/ has each of its names; README's map has each folder of
-include/plait. A test is named as ctest has it, KIND.NAME, where KIND is a folder of tests/ and NAME a file of it or a variant that one
-names; NAME may end in *.
+include/plait. Names of tests are those of ctest, KIND.NAME, where KIND is a folder of tests/ and NAME one of its files or
+variants; NAME may end in *.
 """
 import pathlib
 import re
@@ -29,7 +29,7 @@ ROW = re.compile(r"^\| (?!word \|)([^|]+)\|([^|]+)\|([^|]+)\|$", re.MULTILINE)
 
 
 def tests_of(folder: pathlib.Path) -> set[str]:
-    """The names of the tests that the files of a folder of tests/ make."""
+    """The names of the tests made from the files of a folder of tests/."""
     names = set()
     for file in folder.glob("**/*"):
         if file.suffix in SUFFIXES:
@@ -40,7 +40,7 @@ def tests_of(folder: pathlib.Path) -> set[str]:
 
 
 def glossary_and_map(root: pathlib.Path) -> set[str]:
-    """What is wrong with the glossary and with README's map of folders."""
+    """The errors in the glossary and in README's map of folders."""
     wrong = set()
     rows = ROW.findall((root / GLOSSARY).read_text(encoding="utf-8"))
     if not 1 <= len(rows) <= MOST_WORDS:
@@ -59,13 +59,13 @@ def glossary_and_map(root: pathlib.Path) -> set[str]:
 
 
 def anchors_of(document: pathlib.Path) -> set[str]:
-    """The anchors that GitHub makes of the headings of a document."""
+    """The anchors that GitHub generates for the headings of a document."""
     text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(text)}
 
 
 class Commands:
-    """What commands in documents may name."""
+    """The names that commands in documents may use."""
 
     def __init__(self, root: pathlib.Path):
         self.root = root

@@ -1,8 +1,8 @@
 """floors.py INCLUDE_ROOT: a header includes only from its own floor or below, is in no circle, and opens with a comment
 of one to four lines that says what it is; files that the comment names exist. Comments begin with a subject, not with
 "What" or "The same"; none says "Next:" or "Likewise", and a sentence has at most MOST_WORDS words. No text has an option
-of a program, such as --mesh: an error names the field, and the program adds its option. Beside headers there is nothing
-but sources. A header whose code has a word of core/macros_off.hpp includes that header itself: a program may include it
+of a program, such as --mesh: an error names the field, and the program adds its option. The folders contain only headers
+and sources. A header whose code has a word of core/macros_off.hpp includes that header itself: a program may include it
 first, after macros of these names. A function has at most MOST_FUNCTION_LINES lines, from the line of its opening brace
 to that of its closing one, and a folder at most MOST_FILES files.
 
@@ -37,7 +37,7 @@ NO_FUNCTION = re.compile(r"[^{]*\bPLAIT_\w+\(|(template\s*<.*?>\s*(requires.*?)?
 
 
 def longest_function(text: str) -> tuple[int, int]:
-    """The number of lines of the longest function, and the line in which its body begins. A body begins with a brace
+    """The number of lines of the longest function, and the line where its body starts. A body starts with a brace
     after a parameter list, outside of other bodies."""
     empty = lambda match: re.sub(r"[^\n]+", " ", match.group(0))
     line, head, open_braces, longest = 1, "", [], (0, 0)
@@ -56,7 +56,7 @@ def longest_function(text: str) -> tuple[int, int]:
 
 def long_sentences(text: str) -> list[str]:
     """The sentences of comments that have more than MOST_WORDS words. An indented line or an empty one ends a sentence;
-    what has no letter is no word."""
+    a word has at least one letter."""
     blocks = [""]
     for line in text.split("\n"):
         found = COMMENT.fullmatch(line)

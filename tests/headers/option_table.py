@@ -3,7 +3,7 @@
 
     python3 tests/headers/option_table.py build/bin/train_llama examples/train_llama/README.md [--write]
 
-Ends with 1 where the page differs and --write is not given.
+The exit status is 1 if the page differs and --write is not given.
 """
 import re
 import subprocess

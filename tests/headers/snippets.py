@@ -1,6 +1,6 @@
-"""snippets.py ROOT: every line of C++ and C in README and in the documents of examples/ stands in a file that is compiled.
+"""snippets.py ROOT: checks that every line of C++ and C in README and in the documents of examples/ is in a compiled file.
 
-These are the tests' and the examples' sources. A block that shows a compiler's message or another language is left out.
+These files are the sources of tests and examples. Blocks with a compiler's message or another language are skipped.
 Where the last cell of a row on the page of errors is a test, the test's file has the row's code: the text of the error,
 and for a case of tests/fail also the wrong line and the right one. A case expects each error of a compiler that is shown.
 """
@@ -16,12 +16,12 @@ CODE = re.compile(r"`` (.*?) ``|`(.*?)`")
 
 
 def plain(text: str) -> str:
-    """Without the ends of literals that go on in the next line, and with each run of white space as one blank."""
+    """The text with split literals joined, and with each run of white space as one blank."""
     return " ".join(re.sub(r'"\s*\n\s*"', "", text).split())
 
 
 def errors(root: pathlib.Path) -> tuple[int, list[str]]:
-    """The rows of the page of errors, and what their tests do not have."""
+    """The number of rows of the page of errors, and the parts of them that their tests do not have."""
     files = {}
     for kind in ("fail", "unit"):
         folder = root / "tests" / kind

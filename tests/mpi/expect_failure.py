@@ -1,4 +1,4 @@
-"""expect_failure.py REGEX COMMAND...: succeeds if COMMAND exits non-zero and its output holds REGEX."""
+"""expect_failure.py REGEX COMMAND...: succeeds if COMMAND exits non-zero and its output matches REGEX."""
 import re
 import subprocess
 import sys

@@ -1,7 +1,7 @@
 """Bugs put into a program that was made parallel: each must be refused by the compiler or at run time, or named by the
 comparison of two runs.
 
-    ports.py write BUGS.txt --source DIR --out FILE.inc        what the program for run-time bugs includes
+    ports.py write BUGS.txt --source DIR --out FILE.inc        writes the include file of the program for run-time bugs
     ports.py check BUGS.txt --source DIR --compiler CLANG --scratch FILE.cpp --program FILE [OPTION...]
 
 BUGS.txt names the program, and has a section for each bug:
@@ -9,16 +9,16 @@ BUGS.txt names the program, and has a section for each bug:
     program: FILE
     == NAME
     # what is wrong
-    -TEXT                a text that the program has exactly once, and
-    +TEXT                what stands in its place; several lines are one text, and several such pairs one bug
-    compile: TEXT        ... what the compiler says, or
-    run: TEXT            ... what the program says on several ranks, or
-    kit: TEXT            ... what compare_runs says of one rank with the program as it is, and several with the bug
+    -TEXT                a text that occurs exactly once in the program, and
+    +TEXT                its replacement; several lines are one text, and a bug may have several such pairs
+    compile: TEXT        the error of the compiler, or
+    run: TEXT            the error of the program on several ranks, or
+    kit: TEXT            the result of compare_runs for the correct program on one rank and the bug on several
 
 The section `recorded` has no such line: it adds the calls of testing/program_record.hpp to programs of `kit`.
 
-All compiler's bugs are compiled as one file, each in a namespace of its own, and so are all others: what they include is
-read once. An error belongs to the bug whose lines it names.
+All bugs for the compiler are compiled as one file, each in its own namespace, and so are all others: headers are read
+once. An error belongs to the bug whose lines it names.
 """
 import argparse
 import dataclasses

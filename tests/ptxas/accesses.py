@@ -1,7 +1,7 @@
 """accesses.py SOURCE NVCC OPTION...: compiles SOURCE to PTX and counts the global accesses of its kernels.
 
-What SOURCE promises in lines `// accesses KERNEL: WIDE wide, NARROW narrow` must hold: at least WIDE accesses of 16 bytes
-and at most NARROW of less. KERNEL is matched with the demangled name, of which namespaces are left out.
+SOURCE has lines `// accesses KERNEL: WIDE wide, NARROW narrow`. KERNEL must have at least WIDE accesses of 16 bytes and at
+most NARROW smaller ones. KERNEL is compared with the demangled name without namespaces.
 """
 import collections
 import pathlib

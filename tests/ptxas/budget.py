@@ -1,14 +1,14 @@
-"""budget.py TABLE NVCC LAUNCHES KERNELS [--write] FILE.ptxas...: holds what ptxas gave each kernel against a table.
+"""budget.py TABLE NVCC LAUNCHES KERNELS [--write] FILE.ptxas...: compares the resources of each kernel with a table.
 
-A line of the table is a kernel and, for each architecture, its registers a thread, its static shared memory in bytes and
-the share of a multiprocessor's warps that these allow, or `refused` where a block has less shared memory. Kernels with
-dynamic shared memory have a column of their own for it before these: the warps of a block, the bytes, and the
-architectures, those that the table leaves out too, that refuse the launch. LAUNCHES is the program that prints both, and
-KERNELS the folder of the sources, in which no other kernel may have such memory.
+A line of the table has a kernel and, for each architecture, its registers a thread, its static shared memory in bytes and
+the share of a multiprocessor's warps that these allow, or `refused` if a block has too little shared memory. Kernels with
+dynamic shared memory have an additional first column: the warps of a block, the bytes, and all architectures, including
+those without a column, that refuse the launch. LAUNCHES is the program that prints both, and KERNELS the folder of the
+sources, in which no other kernel may have such memory.
 
-More of any than in the table, or a smaller share, fails under the compiler whose version the table names; another
-version's are not comparable, and the test says so. --write makes the table anew. A kernel that spills to local memory
-fails whatever the table says.
+Larger numbers than in the table, or a smaller share, are a failure with the compiler version named in the table. Numbers
+of other versions are not comparable, and the test prints this. --write writes a new table. A kernel that spills to local
+memory is always a failure.
 """
 import collections
 import pathlib
@@ -28,7 +28,7 @@ NAMESPACES = re.compile(r"plait::kernels::detail::|plait::kernels::|plait::|\(an
 
 
 def figures_of(files: list[str]) -> dict[str, dict[str, tuple[int, int, int]]]:
-    """Kernel, architecture: registers, static shared memory, bytes that are spilled."""
+    """By kernel and architecture: registers, static shared memory, spilled bytes."""
     found: dict[str, dict[str, tuple[int, int, int]]] = collections.defaultdict(dict)
     for file in files:
         name, architecture, spilled = "", "", 0
@@ -54,7 +54,7 @@ def figures_of(files: list[str]) -> dict[str, dict[str, tuple[int, int, int]]]:
 
 
 def end_of_name(signature: str) -> int:
-    """Where the parameters begin: the first parenthesis outside the template arguments."""
+    """The position of the parameters: the first parenthesis outside the template arguments."""
     depth = 0
     for i, c in enumerate(signature):
         depth += (c == "<") - (c == ">")
@@ -64,7 +64,7 @@ def end_of_name(signature: str) -> int:
 
 
 def launches_of(program: str, kernels: str) -> dict[str, tuple[int, int]]:
-    """Kernel: warps of a block, bytes of dynamic shared memory; for every kernel that declares such memory."""
+    """By kernel that declares dynamic shared memory: warps of a block, and bytes of that memory."""
     found = {}
     for line in subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines():
         name, threads, shared = line.rsplit(" ", 2)
@@ -85,7 +85,7 @@ def refuses(architecture: str, shared: int) -> bool:
 
 
 def occupancy(architecture: str, registers: int, shared: int, warps: int) -> int:
-    """Percent of the warps, for blocks of `warps`; registers are given out to a warp by 256. 0 if it is refused."""
+    """Percent of the warps, for blocks of `warps`; a warp gets registers in units of 256. 0 if the launch is refused."""
     if refuses(architecture, shared):
         return 0
     most = WARPS.get(architecture, 64)

@@ -1,5 +1,5 @@
-"""keep.py COMMAND...: runs nvcc with `-Xptxas=-v` among its options, and keeps what ptxas says of each kernel beside the
-object, in OBJECT.ptxas. Everything else goes where it went."""
+"""keep.py COMMAND...: runs nvcc with the additional option `-Xptxas=-v`, and writes the output of ptxas for each kernel to
+OBJECT.ptxas, next to the object. All other output is unchanged."""
 import pathlib
 import re
 import subprocess

@@ -1,6 +1,6 @@
-"""Judges the trainer's logs.
+"""Checks the trainer's logs.
 
-    logs.py check LOG STEPS [falls]      the log is well-formed: that many steps, then a summary; the loss falls
+    logs.py check LOG STEPS [falls]      the log is well-formed: STEPS steps, then a summary; the loss falls
     logs.py same LOG OTHER TOLERANCE     OTHER is well-formed, too, and has LOG's losses and gradient norms, relative
     logs.py bits LOG OTHER               OTHER sent what was predicted, ends with LOG's weights, and its steps have the losses and
                                          norms of LOG's last ones in every digit

@@ -2,10 +2,10 @@
 
     random_options.py TRAINER TEXT ROUNDS SEED
 
-A round draws what is trained and two layouts. The training runs on one rank as it is; on the first layout, which saves
-half way; and from there on the second one to the end. All have the losses and gradient norms of the one rank, in every
-bit where sums are deterministic (--deterministic), and send the bytes that were predicted. What fails is printed as
-command lines that can be run again, in the folder of the test.
+A round draws a training and two layouts. The training runs without interruption on one rank. It also runs on the first
+layout, which saves half way, and from that step on the second one. Both have the losses and gradient norms of one rank, bit
+for bit with --deterministic, and send the predicted bytes. A failure is printed as command lines to run again in the
+folder of the test.
 """
 import json
 import pathlib
@@ -18,7 +18,7 @@ STEPS, BATCH = 4, 8
 
 
 def training(draw: random.Random) -> dict:
-    """What is trained: options that may change the numbers, with which every layout has to agree."""
+    """A training: options that may change the numbers, which must be equal on every layout."""
     layers = draw.choice([2, 4, 6, 8])
     config = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": layers, "num_attention_heads": 8,
               "num_key_value_heads": draw.choice([4, 8]), "intermediate_size": draw.choice([64, 96]),
@@ -42,7 +42,7 @@ def training(draw: random.Random) -> dict:
 
 
 def layout(draw: random.Random, t: dict) -> list[str]:
-    """A legal layout for a training, on up to eight ranks."""
+    """A valid layout for a training, on up to eight ranks."""
     layers, kv = t["config"]["num_hidden_layers"], t["config"]["num_key_value_heads"]
     while True:
         dp, pp, cp, tp = (draw.choice(extents) for extents in ([1, 2, 2, 4], [1, 2, 2, 4], [1, 1, 2], [1, 1, 2, 4]))
@@ -106,7 +106,7 @@ def run(trainer: str, text: str, name: str, words: list[str]) -> list[dict]:
 
 
 def compare(t: dict, alone: list[dict], other: list[dict], command: str) -> None:
-    """The steps of `other` are the last ones of `alone`."""
+    """Checks that the steps of `other` equal the last ones of `alone`."""
     tolerance = 0.0 if t["deterministic"] else {"double": 1e-10, "float": 2e-5}.get(t["precision"], 0.02)
     if t["moments"] == "int8": tolerance = max(tolerance, 0.02)  # split blocks have other scales
     if t["optimizer"] == "muon" and tolerance < 1e-3 and t["precision"] == "float": tolerance *= 10

@@ -1,9 +1,9 @@
-"""saved_models.py save FOLDER | compare FOLDER OTHER | losses FOLDER TEXT LOGS: small models of transformers, each in a
-directory of its own.
+"""saved_models.py save FOLDER | compare FOLDER OTHER | losses FOLDER TEXT LOGS: small models of transformers, each in its
+own directory.
 
-`save` makes them with random weights; `losses` exits with an error unless the first loss in LOGS/NAME.jsonl is that of all
-windows of 32 bytes of the file TEXT, each byte a token, to 1e-5; `compare` exits with an error unless the directories of the same names in OTHER
-open as the same classes without a complaint, with the same bits, and generate the same tokens greedily.
+`save` makes them with random weights. `losses` checks that the first loss in LOGS/NAME.jsonl is that of all windows of 32
+bytes of the file TEXT, each byte a token, to 1e-5. `compare` checks that the directories of the same names in OTHER open as
+the same classes without warnings, with the same bits, and generate the same tokens greedily.
 """
 import json
 import pathlib

@@ -1,12 +1,12 @@
-"""Looks into saved steps with Python's standard library alone.
+"""Reads and changes saved steps with Python's standard library only.
 
     steps.py exported STEP FILE [weights]    FILE is plain safetensors with every tensor of STEP (or only the weights),
                                              whole, as STEP's boxes have it
     steps.py flip STEP TENSOR                flips the last bit of a box of TENSOR, and prints the box, as in [0:2, 4:8]
     steps.py set STEP PLACE JSON             sets a member of STEP's manifest, as layout or scalars/seed, and commits it
     steps.py unset STEP PLACE                takes a member out of it, and commits it
-    steps.py blob STEP NAME TEXT             adds a blob, in a file of its own
-    steps.py inspected STEP JSON             what checkpoint_tool inspect --json has printed is true of STEP
+    steps.py blob STEP NAME TEXT             adds a blob, in a new file
+    steps.py inspected STEP JSON             checks the output of checkpoint_tool inspect --json for STEP
 """
 
 import itertools
@@ -38,7 +38,7 @@ def boxes(tensor):
 
 
 def gathered(step, saved, tensor):
-    """The bytes of a whole tensor, put together row by row."""
+    """The bytes of a whole tensor, joined row by row."""
     size, shape = SIZES[tensor["dtype"]], tensor["shape"]
     out = bytearray(size * product(shape))
     for offset, extent, file, position, length in boxes(tensor):

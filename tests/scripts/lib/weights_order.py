@@ -1,7 +1,7 @@
-"""weights_order.py DIRECTORY ORDER OUT: a model directory of Hugging Face as Megatron or Meta name and order its tensors.
+"""weights_order.py DIRECTORY ORDER OUT: converts a model directory of Hugging Face to the names and order of Megatron or Meta.
 
-Written from the two layouts themselves, rows of bytes at a time: Megatron has the queries of each kv head, its key and its
-value in one tensor, and gate above up; Meta has the rows i and i + head_dim / 2 of a head beside each other.
+Independent of plait, and copies rows of bytes. Megatron has the queries of each kv head, its key and its value in one
+tensor, and gate above up. In Meta's order the rows i and i + head_dim / 2 of a head are neighbours.
 """
 import json
 import pathlib
