@@ -150,7 +150,7 @@ class box_index {
   }
 
   std::vector<box> boxes_;
-  std::vector<std::uint32_t> order_;  ///< in order of the boxes' begin along `along_`
+  std::vector<std::uint32_t> order_;  ///< sorted by the start of boxes along `along_`
   int along_ = 0;
   std::int64_t longest_ = 0;  ///< the largest extent of a box along `along_`
 };

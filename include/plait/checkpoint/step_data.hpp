@@ -1,4 +1,4 @@
-// Reads the data files of a saved step: boxes of tensors in the background in large blocks, or tensors from begin to
+// Reads the data files of a saved step: boxes of tensors in the background in large blocks, or tensors from start to
 // end. Every checksum is verified.
 #pragma once
 

@@ -135,7 +135,7 @@ inline layout without_dims(layout a, const layout& features) {
   return a;
 }
 
-/// Returns the greatest number that divides every rank's part of a dim, and so the begin of each part.
+/// Returns the greatest number that divides every rank's part of a dim, and so the start of each part.
 inline std::int64_t common_part(const dim_placement& p, const mesh_shape& mesh, const dim_sizes& sizes) {
   const std::int64_t ranks = mesh.size(p.axes);
   std::int64_t common = sizes.of(p.dim);

@@ -1,6 +1,6 @@
-// Every kernel for the device that computes nothing. Those that are most of a step's time count what they would read
-// and write, or how many operations they would compute; the others do nothing. A kernel that is missing here does not
-// compile in a dry run.
+// Every kernel for the counting device, which computes nothing. Kernels with a large share of a step's time count the
+// bytes that they would move, or the operations that they would compute; the others do nothing. A dry run with a kernel
+// that is missing here does not compile.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace plait::kernels {
 
 namespace detail {
 
-/// The product of the first `Most` sizes among a kernel's arguments, by which its arrays are long.
+/// Returns the product of the first `Most` sizes among a kernel's arguments, which is the length of its arrays.
 template <int Most, class... Arguments>
 std::int64_t elements(const Arguments&... arguments) {
   std::int64_t product = 1;
@@ -31,13 +31,13 @@ std::int64_t elements(const Arguments&... arguments) {
   return product;
 }
 
-/// A kernel that passes `arrays` arrays of `values` values of type T.
+/// Counts a kernel that moves `arrays` arrays of `values` values of type T.
 template <class T>
 void pass(counting_device& device, double arrays, std::int64_t values) {
   device.count_moved(arrays * static_cast<double>(values) * sizeof(T));
 }
 
-/// An activation of `values` values, which passes `arrays` arrays of them.
+/// Counts an activation of `values` values, which moves `arrays` such arrays.
 template <class T>
 void activate(counting_device& device, double arrays, std::int64_t values, bool backward) {
   device.count_activation(arrays * static_cast<double>(values) * sizeof(T), static_cast<double>(values), backward);
@@ -55,7 +55,7 @@ inline double visible_pairs(const attention_shape& s) {
   return pairs * static_cast<double>(s.batch * s.heads * s.head_dim);
 }
 
-/// Attention: its shape is among the arguments.
+/// Counts attention, whose shape is among the arguments.
 template <class T, class... Arguments>
 void attend(counting_device& device, double operations, const Arguments&... arguments) {
   const auto take = [&](const auto& argument) {
@@ -68,13 +68,13 @@ void attend(counting_device& device, double operations, const Arguments&... argu
   (take(arguments), ...);
 }
 
-/// Rotary positions of rows by heads by head_dim, which follow the stride of the source.
+/// Counts rotary positions: rows by heads by head_dim, the arguments after the stride of the source.
 template <class T, class... Arguments>
 void rotate_heads(counting_device& device, std::int64_t, const Arguments&... arguments) {
   pass<T>(device, 2, elements<3>(arguments...));
 }
 
-/// A part is read and written: the box among the arguments.
+/// Counts the copy of a part, which is the box among the arguments.
 template <class T, class... Arguments>
 void pass_box(counting_device& device, const Arguments&... arguments) {
   const auto take = [&](const auto& argument) {
@@ -84,7 +84,7 @@ void pass_box(counting_device& device, const Arguments&... arguments) {
   (take(arguments), ...);
 }
 
-/// The loss: its rows by its valid columns.
+/// Counts a pass over logits: rows by valid columns.
 template <class T, class... Arguments>
 void pass_logits(counting_device& device, double arrays, const Arguments&... arguments) {
   const auto take = [&](const auto& argument) {
@@ -103,10 +103,10 @@ void pass_logits(counting_device& device, double arrays, const Arguments&... arg
   void kernel(counting_device& device, T* const&, const Arguments&... arguments) { \
     __VA_ARGS__;                                                                   \
   }
-/// Reads and writes `arrays` arrays, as long as the product of the first `sizes` sizes.
+/// Counts `arrays` arrays, whose length is the product of the first `sizes` sizes.
 #define PLAIT_PASSES(kernel, arrays, sizes) \
   PLAIT_COUNTS(kernel, detail::pass<T>(device, arrays, detail::elements<sizes>(arguments...)))
-/// An activation, which processors may take longer to compute than to move.
+/// Counts an activation, whose computation may take longer than the move of its data.
 #define PLAIT_ACTIVATES(kernel, arrays, sizes, backward) \
   PLAIT_COUNTS(kernel, detail::activate<T>(device, arrays, detail::elements<sizes>(arguments...), backward))
 
@@ -146,7 +146,7 @@ PLAIT_COUNTS(cross_entropy_max, detail::pass_logits<T>(device, 1, arguments...))
 PLAIT_COUNTS(cross_entropy_statistics, detail::pass_logits<T>(device, 1, arguments...))
 PLAIT_COUNTS(cross_entropy_local_statistics, detail::pass_logits<T>(device, 1, arguments...))
 PLAIT_COUNTS(cross_entropy_backward, detail::pass_logits<T>(device, 2, arguments...))
-// 4 operations for each visible pair of positions and each element of a head, and 10 backward.
+// 4 operations for each visible pair of positions and each element of a head, 10 in the backward pass.
 PLAIT_COUNTS(attention_forward, detail::attend<std::remove_const_t<T>>(device, 4, arguments...))
 PLAIT_COUNTS(attention_backward, detail::attend<std::remove_const_t<T>>(device, 10, arguments...))
 
@@ -164,12 +164,12 @@ template <class Id, class T, class... Arguments>
 void embedding_forward(counting_device& device, Id* const&, T* const&, const Arguments&... arguments) {
   detail::pass<T>(device, 2, detail::elements<2>(arguments...));
 }
-/// Gradients are read, and added to the gradient of the table.
+/// The gradient is read, and added to the gradient of the table.
 template <class Id, class T, class G, class... Arguments>
 void embedding_backward(counting_device& device, Id* const&, T* const&, G* const&, const Arguments&... arguments) {
   device.count_moved(static_cast<double>(detail::elements<2>(arguments...)) * (sizeof(T) + 2 * sizeof(G)));
 }
-/// AdamW: all of a tensor's arrays are read, and all but its gradient written.
+/// AdamW reads all arrays of a tensor, and writes all but its gradient.
 template <class Tensor, std::size_t Extent, class... Arguments>
 void adamw_update(counting_device& device, const std::span<Tensor, Extent>& tensors, const Arguments&...) {
   double bytes = 0;
@@ -179,7 +179,7 @@ void adamw_update(counting_device& device, const std::span<Tensor, Extent>& tens
                                        (t.weight == nullptr ? 0 : sizeof(*t.weight)));
   device.count_moved(bytes);
 }
-/// The sum of squares of parts.
+/// The sum of squares over many tensors.
 template <class Part, std::size_t Extent, class... Arguments>
 void add_sum_squares(counting_device& device, const std::span<Part, Extent>& parts, const Arguments&...) {
   double bytes = 0;
@@ -187,7 +187,7 @@ void add_sum_squares(counting_device& device, const std::span<Part, Extent>& par
   device.count_moved(bytes);
 }
 
-/// The moves between tokens and the rows of experts, each of which is read and written once.
+/// The moves between tokens and the rows of experts read and write each row once.
 template <class T, class S>
 void sum_rows(counting_device& device, const T*, const std::int32_t*, const S*, T*, std::int64_t tokens, std::int64_t k,
               std::int64_t width) {

@@ -1,6 +1,6 @@
-// Every kernel. The first parameter of each names the device, which selects the implementation; the others are raw
-// pointers into that device's memory, sizes and scalars. Kernels know no mesh. T is float, double or bf16, in which
-// statistics and gradients of weights are float (core/types.hpp). nvcc does not see the kernels of the CPU.
+// Every kernel. The type of its first argument, the device, selects the implementation; the others are raw pointers
+// into that device's memory, sizes and scalars. T is float, double or bf16. For bf16, statistics and gradients of
+// weights are float (core/types.hpp). nvcc does not see the kernels of the CPU.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@
 
 namespace plait::kernels {
 
-/// Refuses attention that a device cannot run; see kernels/cuda/attention.hpp. Processors run all.
+/// Refuses attention that a device cannot run; see kernels/cuda/attention.hpp. CPUs can run all.
 template <class Device>
 void require_attention(const Device&, dtype, std::int64_t) {}
 

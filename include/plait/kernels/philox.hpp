@@ -1,6 +1,6 @@
-// Counter-based random numbers: Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
-// 1, 2, 3" (SC 2011). A number depends on (seed, stream, index) alone, so any rank can make any element's number.
-// Tensors are filled by kernels/cpu/random.hpp and kernels/cuda/random.hpp. Test: tests/unit/kernels/random.cpp.
+// Counter-based random numbers: Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1,
+// 2, 3" (SC 2011). A number depends only on (seed, stream, index), so any rank can compute any element's number.
+// kernels/cpu/random.hpp and kernels/cuda/random.hpp fill tensors. Test: tests/unit/kernels/random.cpp.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ inline constexpr std::uint32_t philox_multiplier_1 = 0xCD9E8D57u;
 inline constexpr std::uint32_t philox_weyl_0 = 0x9E3779B9u;
 inline constexpr std::uint32_t philox_weyl_1 = 0xBB67AE85u;
 
-/// Four random words: what a block of Philox's counter gives.
+/// Four random words, the output for one value of Philox's counter.
 struct four_words {
   std::uint32_t word[4];
 
@@ -30,7 +30,7 @@ struct four_words {
   friend constexpr bool operator==(const four_words&, const four_words&) = default;
 };
 
-/// Four random words from a 128-bit counter, whose words are c, and a 64-bit key.
+/// Returns four random words for a 128-bit counter, whose words are c, and a 64-bit key.
 PLAIT_HOST_DEVICE constexpr four_words philox4x32(four_words c, std::uint32_t key_0, std::uint32_t key_1) {
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t p0 = std::uint64_t{philox_multiplier_0} * c[0];
@@ -43,29 +43,29 @@ PLAIT_HOST_DEVICE constexpr four_words philox4x32(four_words c, std::uint32_t ke
   return c;
 }
 
-/// The four words of elements 4 * block ... 4 * block + 3 of a stream.
+/// Returns the four words of elements 4 * block to 4 * block + 3 of a stream.
 PLAIT_HOST_DEVICE constexpr four_words random_words(std::uint64_t seed, std::uint64_t stream, std::uint64_t block) {
   return philox4x32({{static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
                       static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)}},
                     static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32));
 }
 
-/// A word as a number strictly between 0 and 1.
+/// Returns a word as a number strictly between 0 and 1.
 PLAIT_HOST_DEVICE constexpr double to_unit(std::uint32_t word) { return (static_cast<double>(word) + 0.5) * 0x1p-32; }
 
-/// Uniform in (0, 1).
+/// Returns a number that is uniform in (0, 1).
 constexpr double uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   return to_unit(random_words(seed, stream, index / 4)[index % 4]);
 }
 
-/// A pair of independent standard normal numbers from two words (Box and Muller 1958).
+/// Returns two independent standard normal numbers from two words (Box and Muller 1958).
 inline std::array<double, 2> normal_pair(std::uint32_t a, std::uint32_t b) {
   const double radius = std::sqrt(-2.0 * std::log(to_unit(a)));
   const double angle = 2.0 * std::numbers::pi * to_unit(b);
   return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
-/// Standard normal.
+/// Returns a standard normal number.
 inline double normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   const auto words = random_words(seed, stream, index / 4);
   const std::size_t pair = index % 4 / 2 * 2;
@@ -77,9 +77,9 @@ inline void check_dropout(double p) {
   if (!(p >= 0.0 && p < 1.0)) fail({"dropout: p = ", p, ", must be at least 0 and below 1"});
 }
 
-/// A box as runs of elements that are contiguous in the local and in the global order. The runs give an element's
-/// global index, which keys its random numbers: run r begins at local r * length and at global base + sum over d of
-/// index d of r * stride[d].
+/// A box as runs of elements that are contiguous in the local and in the global order. It gives an element's global
+/// index, which keys its random numbers. Run r begins at local index r * length, and at global index base + sum over d
+/// of (index d of r) * stride[d].
 struct run_map {
   std::int64_t length = 0;
   std::int64_t runs = 0;
@@ -91,8 +91,8 @@ struct run_map {
   static constexpr run_map of(const box& part) {
     run_map map;
     map.runs = map.length = 1;
-    std::int64_t stride = 1;  // global elements between neighbours along a dim
-    bool contiguous = true;   // everything further in lies here entirely
+    std::int64_t stride = 1;  // global elements from one index of a dim to the next
+    bool contiguous = true;   // whether all further inner dims are whole
     for (int d = part.dims - 1; d >= 0; --d) {
       map.base += part.offset[d] * stride;
       if (contiguous) {
@@ -108,7 +108,7 @@ struct run_map {
     return map;
   }
 
-  /// Returns the global index where a run begins; innermost dims come first in the arrays.
+  /// Returns the global index of the start of a run. The arrays list innermost dims first.
   PLAIT_HOST_DEVICE constexpr std::int64_t global_of(std::int64_t run) const {
     std::int64_t at = base;
     for (int d = 0; d < dims; ++d) {
@@ -118,7 +118,7 @@ struct run_map {
     }
     return at;
   }
-  /// Returns the global index of an element that is here.
+  /// Returns the global index of a local element.
   PLAIT_HOST_DEVICE constexpr std::int64_t global_of_element(std::int64_t local) const {
     if (runs == 1) return base + local;
     const std::int64_t run = local / length;

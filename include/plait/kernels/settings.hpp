@@ -1,4 +1,4 @@
-// The settings of kernels, on any device: the shape of attention, rotary frequencies, the options of a loss, and the
+// The settings of kernels on all devices: the shape of attention, rotary frequencies, the options of a loss, and the
 // numbers of an optimizer's step.
 #pragma once
 
@@ -33,38 +33,38 @@ using attention_rule = bool (*)(std::int64_t query, std::int64_t key);
 namespace detail {
 
 #if defined(__CUDACC__) || defined(PLAIT_CUDA_KERNELS)
-constexpr bool has_gpu_code = true;  // of this file: each has its own
+constexpr bool has_gpu_code = true;  // of this file: each file has its own constant
 #else
 constexpr bool has_gpu_code = false;
 #endif
 
-/// The launchers of a GPU's kernels that call one rule, and those of `Rule`: kernels/cuda/attention_kernels.hpp.
+/// The GPU kernels' launchers for one rule, and those for `Rule`: kernels/cuda/attention_kernels.hpp.
 struct attention_rule_kernels;
 template <attention_rule Rule>
 struct kernels_of_rule;
 
 }  // namespace detail
 
-/// Which keys a query sees, by positions in the sequence: the query at position p sees those from `first(p)` on and
+/// The keys that a query sees, by positions in the sequence: a query at position p sees the keys from `first(p)` on and
 /// before `end(p)`.
 struct attention_mask {
   static constexpr std::int64_t all = std::int64_t{1} << 62;
 
-  std::int64_t before = all;  ///< positions before its own that a query sees
-  std::int64_t after = 0;     ///< positions after its own that it sees
-  /// Positions from the first on that all queries see, as in a prefix LM (Raffel et al. 2020); 0 where `before` is not
-  /// `all`.
+  std::int64_t before = all;  ///< number of visible positions before the query's own
+  std::int64_t after = 0;     ///< number of visible positions after the query's own
+  /// Number of positions at the sequence's start that all queries see, as in a prefix LM (Raffel et al. 2020). 0 unless
+  /// `before` is `all`.
   std::int64_t prefix = 0;
-  /// A rule of the program's own: a query sees those of the keys above that it allows. Null: all. `where` sets it.
+  /// A rule of the program: of the keys above, a query sees those that the rule allows. Null: all. `where` sets it.
   attention_rule allows = nullptr;
-  /// The rule's kernels for GPUs; null where the rule is for the CPU alone. `where` sets them.
+  /// The rule's kernels for GPUs; null for a rule that is only for the CPU. `where` sets them.
   const detail::attention_rule_kernels* gpu_kernels = nullptr;
 
   static constexpr attention_mask causal() { return {}; }
   static constexpr attention_mask full() { return {all, all}; }
   /// A query sees its own position and the `positions` - 1 before it.
   static constexpr attention_mask window(std::int64_t positions) { return {positions - 1, 0}; }
-  /// As `window`, or causal where it is 0.
+  /// As `window`; 0 means causal.
   static constexpr attention_mask window_or_causal(std::int64_t positions) {
     return positions == 0 ? causal() : window(positions);
   }
@@ -73,22 +73,22 @@ struct attention_mask {
 
   constexpr std::int64_t first(std::int64_t p) const { return before == all ? -all : p - before; }
   constexpr std::int64_t end(std::int64_t p) const { return std::max(after == all ? all : p + after + 1, prefix); }
-  /// Whether a query may see keys behind its own position.
+  /// Whether a query may see keys after its own position.
   constexpr bool looks_ahead() const { return after > 0 || prefix > 0; }
   constexpr bool sees_all() const { return before == all && after == all && allows == nullptr; }
-  /// Whether it is neither causal nor full, so that keys may not be counted from elsewhere.
+  /// Whether it is neither causal nor full. Keys must then be counted by their positions.
   constexpr bool needs_positions() const {
     return before != all || prefix > 0 || (after > 0 && after != all) || allows != nullptr;
   }
-  /// Returns this mask with a rule of the program's own, for the CPU alone.
+  /// Returns this mask with a rule of the program that is only for the CPU.
   constexpr attention_mask where(attention_rule rule) const {
     attention_mask both = *this;
     both.allows = rule;
     both.gpu_kernels = nullptr;
     return both;
   }
-  /// Returns this mask with a rule for the CPU, and for GPUs where nvcc compiles the caller. PLAIT_HOST_DEVICE stands
-  /// before such a rule. Its kernels are compiled there, so they need plait/cuda.hpp or kernels/kernels.hpp.
+  /// Returns this mask with a rule for the CPU, and also for GPUs if nvcc compiles the caller. Such a rule must be
+  /// PLAIT_HOST_DEVICE. Its kernels are compiled there, so they need plait/cuda.hpp or kernels/kernels.hpp.
   template <attention_rule Rule, bool OnGpu = detail::has_gpu_code>
   constexpr attention_mask where() const {
     attention_mask both = where(Rule);
@@ -99,10 +99,10 @@ struct attention_mask {
   bool operator==(const attention_mask&) const = default;
 };
 
-/// Returns "causal", "full", "window 5", "local 3 before and 2 after" or "prefix 7", with " and a rule of the
-/// program's" behind it where there is one.
+/// Returns "causal", "full", "window 5", "local 3 before and 2 after" or "prefix 7". With a rule, " and a rule of the
+/// program's" follows.
 std::string describe(const attention_mask& mask);
-/// Throws `error`, which begins with `who`, for a mask that cannot be.
+/// Throws `error`, which begins with `who`, for an impossible mask.
 void require_legal(const attention_mask& mask, const std::string& who);
 #ifndef PLAIT_COMPILED
 PLAIT_INLINE void require_legal(const attention_mask& m, const std::string& who) {
@@ -123,16 +123,17 @@ PLAIT_INLINE std::string describe(const attention_mask& m) {
 }
 #endif
 
-/// The change of the scaled score of a query and a key before the softmax: first the cap, then the bias.
+/// Changes of the scaled score of a query and a key before the softmax: first the cap, then the bias.
 struct attention_score {
-  double cap = 0;      ///< the score becomes cap * tanh(score / cap), as in Gemma 2; 0: it stays
-  bool alibi = false;  ///< the head's slope times the distance of the two positions is taken away (Press et al. 2022)
-  /// For the slopes: the heads of the model, and which of them is the first here. A layer sets them. 0: all are here.
+  double cap = 0;      ///< the score becomes cap * tanh(score / cap), as in Gemma 2; 0: no cap
+  bool alibi = false;  ///< subtracts the head's slope times the distance of the two positions (Press et al. 2022)
+  /// For the slopes: the number of heads of the model, and the index of the first head here. A layer sets them. 0: all
+  /// heads are here.
   std::int64_t all_heads = 0, first_head = 0;
 
   constexpr bool changes() const { return cap > 0 || alibi; }
-  /// The slope of head `head` of those here: a power of 2^(-8 / all_heads), where all_heads is a power of 2. Beyond the
-  /// largest power of 2, heads have the slopes between those of the heads before them.
+  /// Returns the slope of local head `head`. If all_heads is a power of 2, it is a power of 2^(-8 / all_heads).
+  /// Otherwise heads after the largest power of 2 have slopes between those of earlier heads.
   double slope(std::int64_t head) const {
     if (!alibi) return 0;
     const auto heads = static_cast<double>(power_of_heads());
@@ -167,24 +168,24 @@ struct attention_shape {
   std::int64_t q_offset = 0;
   std::int64_t k_offset = 0;
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, o_stride = 0;
-  /// Strides of the gradients; 0 means as the value's.
+  /// Strides of the gradients; 0: as the value's.
   std::int64_t dq_stride = 0, dk_stride = 0, dv_stride = 0, do_stride = 0;
-  /// Tokens between batches of queries, outputs, `first_visible` and `end_visible`, and of keys and values; 0 means
-  /// q_len and k_len.
+  /// Tokens between batches of queries, outputs, `first_visible` and `end_visible`, and of keys and values; 0: q_len
+  /// and k_len.
   std::int64_t q_batch = 0, k_batch = 0;
-  /// Elements between the heads' rows of lse and delta; 0 means q_len. The stride of batches is heads * lse_stride.
+  /// Elements between the heads' rows of lse and delta; 0: q_len. Batches are heads * lse_stride elements apart.
   std::int64_t lse_stride = 0;
   /// [batch, q_len] in the device's memory, with batch stride q_batch: the global position of the first token that a
-  /// query may see, for instance where its document begins. Must not decrease along the queries of a batch. Null: no
-  /// such bound.
+  /// query may see, such as the start of its document. Must not decrease along the queries of a batch. Null: no such
+  /// bound.
   const std::int32_t* first_visible = nullptr;
-  /// In the same way, the global position of the first token behind all that a query may see, for instance where its
-  /// document ends (`document_ends`). Must not decrease along the queries of a batch. Null: no such bound.
+  /// In the same layout, the global position after the last token that a query may see, such as the end of its document
+  /// (`document_ends`). Must not decrease along the queries of a batch. Null: no such bound.
   const std::int32_t* end_visible = nullptr;
 
   std::int64_t group() const { return heads / kv_heads; }
 
-  /// Bytes of device memory that cuDNN's backward pass with sums in a fixed order takes for itself: the gradient of
+  /// Bytes of device memory that cuDNN's backward pass with sums in a fixed order allocates. It holds the gradient of
   /// every score in bf16, with both lengths rounded up to its tiles (NVIDIA/cudnn-frontend, `use_dp_workspace` in
   /// scaled_dot_product_flash_attention.h). It grows with the square of the sequence; sums in any order need none of
   /// it.
@@ -193,22 +194,22 @@ struct attention_shape {
     return 2 * batch * heads * up(q_len, 64) * up(k_len, 128);
   }
 
-  /// Returns this shape with every stride filled in. Throws `plait::error` for sizes that cannot be.
+  /// Returns this shape with every stride filled in. Throws `plait::error` for impossible sizes.
   attention_shape checked() const;
 
-  /// How many keys, from the first on, query token i sees, where `end_visible` is not regarded.
+  /// Returns how many keys, from the first on, query token i sees, ignoring `end_visible`.
   std::int64_t visible(std::int64_t i) const {
     return std::clamp<std::int64_t>(mask.end(q_offset + i) - k_offset, 0, k_len);
   }
 
-  /// How many query token i of batch b sees, where `end_visible` is regarded (and read).
+  /// Returns how many keys query token i of batch b sees. It reads `end_visible`.
   std::int64_t visible(std::int64_t b, std::int64_t i) const {
     if (end_visible == nullptr) return visible(i);
     return std::clamp<std::int64_t>(end_visible[b * q_batch + i] - k_offset, 0, visible(i));
   }
 
-  /// The first key that query token i of batch b may see for `mask` and `first_visible` (which is read): it sees
-  /// those from this one on and before `visible(b, i)`, k_len if none. The shape must be checked.
+  /// Returns the first key that query token i of batch b may see, by `mask` and `first_visible` (which it reads). The
+  /// query sees the keys from this one on and before `visible(b, i)`; k_len if none. The shape must be checked.
   std::int64_t first_key(std::int64_t b, std::int64_t i) const {
     std::int64_t first = mask.first(q_offset + i);
     if (first_visible != nullptr) first = std::max<std::int64_t>(first, first_visible[b * q_batch + i]);
@@ -219,7 +220,7 @@ struct attention_shape {
   static constexpr std::int64_t most_position = std::numeric_limits<std::int32_t>::max();
 };
 
-/// Whether `attention_backward` adds to its outputs or overwrites them.
+/// Whether `attention_backward` adds to each output instead of overwriting it.
 struct attention_accumulate {
   bool queries = false;
   bool keys_and_values = false;
@@ -271,7 +272,7 @@ PLAIT_INLINE attention_shape attention_shape::checked() const {
 
 // ---- rotary position embeddings: frequencies, and the cosines and sines of positions, made on the host -----------
 
-/// Llama 3's stretching of the rotary frequencies ("rope_type": "llama3" in a Hugging Face config.json).
+/// Llama 3's scaling of the rotary frequencies ("rope_type": "llama3" in a Hugging Face config.json).
 struct llama3_rope_scaling {
   double factor = 8.0;
   double low_freq_factor = 1.0;
@@ -279,15 +280,15 @@ struct llama3_rope_scaling {
   double original_max_position_embeddings = 8192.0;
 };
 
-/// The head_dim / 2 inverse frequencies of rotary position embeddings (Su et al. 2021): theta^(-2i / head_dim). With
-/// `scaling`, wavelengths beyond original / low_freq_factor are stretched by `factor`, and those below original /
-/// high_freq_factor are kept. Those between are blended, as transformers' modeling_rope_utils defines it. Throws
-/// `plait::error` for an odd or non-positive head_dim, a non-positive theta or an impossible scaling.
+/// Returns the head_dim / 2 inverse frequencies of rotary position embeddings (Su et al. 2021): theta^(-2i / head_dim).
+/// `scaling` stretches wavelengths beyond original / low_freq_factor by `factor`, and keeps those below original /
+/// high_freq_factor. It blends those between, as transformers' modeling_rope_utils defines it. Throws `plait::error`
+/// for an odd or non-positive head_dim, a non-positive theta or an impossible scaling.
 std::vector<double> rope_inverse_frequencies(std::int64_t head_dim, double theta,
                                              const std::optional<llama3_rope_scaling>& scaling = {});
 
-/// cosine, sine [count, frequencies]: the rotations of the given positions, in host memory. In float the angle is the
-/// product of two floats, as in transformers, so that models trained there see equal rotations.
+/// Writes cosine, sine [count, frequencies]: the rotations of the given positions, in host memory. In float the angle
+/// is the product of two floats, as in transformers, so that models trained there see equal rotations.
 template <class T>
 void rope_rotations(const std::int64_t* positions, std::int64_t count, std::span<const double> frequencies, T* cosine,
                     T* sine) {
@@ -341,7 +342,7 @@ PLAIT_INLINE std::vector<double> rope_inverse_frequencies(std::int64_t head_dim,
 
 namespace detail {
 
-/// Calls f with whether a norm has a mean, as a constant.
+/// Calls f with a constant: whether a norm has a mean.
 template <class F>
 void with_centre(const void* mean, F&& f) {
   if (mean == nullptr) {
@@ -361,44 +362,44 @@ struct cross_entropy_settings {
   double z_loss = 0.0;               ///< adds z_loss * lse^2 to a row's loss
 };
 
-/// Which columns of the vocabulary a rank's logits are.
+/// The columns of the vocabulary that a rank's logits have.
 struct vocabulary_range {
   std::int64_t columns = 0;       ///< local columns, padding included
-  std::int64_t first_column = 0;  ///< global index of the first of them
-  std::int64_t vocab = 0;         ///< true size of the vocabulary, without padding
+  std::int64_t first_column = 0;  ///< global index of the first local column
+  std::int64_t vocab = 0;         ///< number of tokens of the vocabulary, without padding
 
-  /// Local columns that are not padding.
+  /// Returns the number of local columns that are not padding.
   constexpr std::int64_t valid() const { return std::clamp<std::int64_t>(vocab - first_column, 0, columns); }
 };
 
 // ---- a choice of experts -----------------------------------------------------------------------------------------
 
-/// How a router makes probabilities of the scores of a token's experts.
+/// How a router computes probabilities from the scores of a token's experts.
 enum class expert_scores : std::uint8_t { softmax, sigmoid };
 
-/// The score of a group of experts: the largest of its experts' (DeepSeek-V2), or the sum of the two largest
+/// The score of a group of experts: the largest of its experts' scores (DeepSeek-V2), or the sum of the two largest
 /// (DeepSeek-V3).
 enum class group_scores : std::uint8_t { largest, two_largest };
 
 struct router_settings {
-  std::int64_t chosen = 2;  ///< experts of each token
+  std::int64_t chosen = 2;  ///< number of experts per token
   expert_scores scores = expert_scores::softmax;
-  bool normalised = true;  ///< the weights of a token's experts add up to `scale`
-  double scale = 1;        ///< of the weights
-  /// Experts are in groups of equal size, one after the other. A token's experts are all of its `chosen_groups` best.
+  bool normalised = true;  ///< the weights of a token's experts are normalised to the sum `scale`
+  double scale = 1;        ///< factor of the weights
+  /// Consecutive experts form groups of equal size. All experts of a token belong to its `chosen_groups` best groups.
   std::int64_t groups = 1, chosen_groups = 1;
   plait::kernels::group_scores group_scores = plait::kernels::group_scores::largest;
 
   bool operator==(const router_settings&) const = default;
 };
 
-/// The factors of a router's auxiliary losses, which are sums over tokens. They hold coefficients and global
-/// numbers of tokens, so that terms of ranks and microbatches add up.
+/// The factors of a router's auxiliary losses. The losses are sums over tokens, and the factors include global numbers
+/// of tokens, so that terms of ranks and microbatches can be added.
 struct router_loss_scales {
   double balance = 0;  ///< of an expert's count times the sum of its probabilities
   double z = 0;        ///< of the squares of the log-sum-exp of scores
-  double quantum = 0;  ///< each token's terms are rounded to a multiple of it, so that sums are exact; 0: not
-  double entropy = 0;  ///< of the entropy of a token's probabilities, a number for logs that has no gradient
+  double quantum = 0;  ///< each token's terms are rounded to a multiple of it, so that sums are exact; 0: not rounded
+  double entropy = 0;  ///< of the entropy of a token's probabilities; only for logs, without a gradient
 };
 
 // ---- a step of AdamW ---------------------------------------------------------------------------------------------
@@ -410,18 +411,18 @@ struct adamw_settings {
   double epsilon = 1e-8;
 };
 
-/// The numbers of one step. They lie in the device's memory, so that a norm which was computed there can set
-/// `gradient_scale` without a synchronisation.
+/// The numbers of one step. They are in the device's memory, so that a norm computed there can set `gradient_scale`
+/// without a synchronisation.
 struct adamw_scalars {
   double learning_rate = 1e-3;
-  double correction1 = 1.0;     ///< 1 - beta1^step, the bias of the first average
+  double correction1 = 1.0;     ///< 1 - beta1^step, the bias of the first moment
   double correction2 = 1.0;     ///< 1 - beta2^step, the bias of the second
   double gradient_scale = 1.0;  ///< multiplies the gradient first (clipping)
-  double update = 1.0;          ///< 0: the step is skipped, and nothing changes
-  std::uint64_t rounding = 0;   ///< the seed of what is rounded stochastically
+  double update = 1.0;          ///< 0: the step is skipped, and changes nothing
+  std::uint64_t rounding = 0;   ///< the seed of stochastic rounding
 };
 
-/// The numbers of step `step`, counted from 1. Throws `plait::error` for step < 1.
+/// Returns the numbers of step `step`, counted from 1. Throws `plait::error` for step < 1.
 inline adamw_scalars adamw_scalars_of(const adamw_settings& settings, double learning_rate, std::int64_t step,
                                       double gradient_scale = 1.0, std::uint64_t seed = 0) {
   if (step < 1) fail({"adamw: step = ", step, ", must be at least 1"});
@@ -434,32 +435,32 @@ inline adamw_scalars adamw_scalars_of(const adamw_settings& settings, double lea
           rounding_seed_of(seed, static_cast<std::uint64_t>(step))};
 }
 
-/// One tensor that a step updates: `size` elements of each array. M is the type of the kept numbers, G the type of the
-/// gradient, W the type of the weight which the layers read.
+/// One tensor that a step updates: `size` elements of each array. M is the type of masters and moments, G of gradients,
+/// W of the weights that layers read.
 template <class M, class G, class W>
 struct adamw_tensor {
   M* master = nullptr;
   const G* gradient = nullptr;
-  M* m = nullptr;       ///< the first average
-  M* v = nullptr;       ///< the second average
+  M* m = nullptr;       ///< the first moment
+  M* v = nullptr;       ///< the second moment
   W* weight = nullptr;  ///< receives the new value rounded to W; may be null
   std::int64_t size = 0;
   double weight_decay = 0.0;
 };
 
-/// As `adamw_tensor`, with moments kept as S, which may be bf16, or std::uint8_t for codes in blocks
-/// (kernels/moments.hpp); those, and values that are kept in bf16, are rounded stochastically.
+/// As `adamw_tensor`, with moments stored as S: bf16, or std::uint8_t for codes in blocks (kernels/moments.hpp). These
+/// moments, and values stored in bf16, are rounded stochastically.
 template <class M, class G, class W, class S>
 struct adamw_rounded_tensor {
   M* master = nullptr;
   const G* gradient = nullptr;
   S* m = nullptr;
   S* v = nullptr;
-  std::uint8_t* m_scales = nullptr;  ///< of codes: one for each block that the elements touch
+  std::uint8_t* m_scales = nullptr;  ///< for codes: one for each block that the elements overlap
   std::uint8_t* v_scales = nullptr;
   W* weight = nullptr;
   std::int64_t size = 0;
-  std::int64_t begin = 0;  ///< the place of the first element in its block
+  std::int64_t begin = 0;  ///< index of the first element in its block
   double weight_decay = 0.0;
   rounded_elements elements{};
 };
@@ -472,18 +473,18 @@ struct muon_settings {
   bool nesterov = true;
 };
 
-/// One tensor, or a piece of one, whose momentum a step updates: `size` elements of each array. G and M are one type,
-/// or G is bf16 where M is float.
+/// A tensor, or a part of one, whose momentum a step updates: `size` elements of each array. G equals M, or G is bf16
+/// and M float.
 template <class M, class G>
 struct muon_momentum_tensor {
   const G* gradient = nullptr;
   M* momentum = nullptr;
-  M* direction = nullptr;  ///< receives what is made orthogonal next
+  M* direction = nullptr;  ///< receives the matrix to be orthogonalised next
   std::int64_t size = 0;
 };
 
-/// As `muon_momentum_tensor`, with momenta in bf16: they are rounded stochastically, because rounding
-/// to the nearest of numbers in steps of 1/256 would lose small gradients.
+/// As `muon_momentum_tensor`, with momenta in bf16. They are rounded stochastically, because rounding to nearest, in
+/// steps of 1/256, would lose small gradients.
 template <class M, class G>
 struct muon_rounded_tensor {
   const G* gradient = nullptr;
@@ -493,15 +494,15 @@ struct muon_rounded_tensor {
   rounded_elements elements{};
 };
 
-/// One tensor, or a piece of one, whose values a step updates: `size` elements of each array.
+/// A tensor, or a part of one, whose values a step updates: `size` elements of each array.
 template <class M, class W>
 struct muon_tensor {
   M* master = nullptr;
   const M* direction = nullptr;
   W* weight = nullptr;  ///< receives the new value rounded to W; may be null
   std::int64_t size = 0;
-  double scale = 1.0;         ///< of the direction, times the learning rate
-  double weight_decay = 0.0;  ///< times the learning rate
+  double scale = 1.0;         ///< factor of the direction, including the learning rate
+  double weight_decay = 0.0;  ///< includes the learning rate
 };
 
 }  // namespace plait::kernels

@@ -1,4 +1,4 @@
-// The description of a copy between strided arrays, and the one that moves a part between two boxes.
+// The description of a copy between strided arrays, such as the copy of a part between two boxes.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 namespace plait::kernels {
 
 /// A copy between two strided arrays: `size[d]` steps of `from_stride[d]` and `to_stride[d]` bytes along each
-/// dimension. The last dimension counts bytes. Dimensions that lie without gaps on both sides are one dimension.
+/// dimension. The last dimension counts bytes. Dimensions that are contiguous on both sides are merged.
 struct strided_copy {
   static constexpr int most_dims = max_dims + 1;
 
   int dims = 0;  ///< at least 1, unless there is nothing to copy
   std::int64_t size[most_dims]{}, from_stride[most_dims]{}, to_stride[most_dims]{};  // kernels index them
 
-  /// All dimensions but the last: how many pieces of size[dims - 1] bytes there are.
+  /// Returns the number of pieces of size[dims - 1] bytes: the product of all sizes but the last.
   constexpr std::int64_t pieces() const {
     std::int64_t n = dims == 0 ? 0 : 1;
     for (int d = 0; d + 1 < dims; ++d) n *= size[static_cast<std::size_t>(d)];
@@ -46,7 +46,7 @@ struct strided_copy {
   }
 };
 
-/// Where `part` lies in an array that holds the box `whole`, in elements.
+/// Returns the offset of `part` in an array that holds the box `whole`, in elements.
 constexpr std::int64_t offset_of(const box& whole, const box& part) {
   std::int64_t at = 0;
   for (std::size_t d = 0; d < static_cast<std::size_t>(whole.dims); ++d)
@@ -54,7 +54,7 @@ constexpr std::int64_t offset_of(const box& whole, const box& part) {
   return at;
 }
 
-/// The copy of `part` from its place in an array that holds the box `from` to its place in one that holds `to`.
+/// Returns the copy of `part` from an array that holds the box `from` to an array that holds the box `to`.
 constexpr strided_copy copy_of(const box& from, const box& to, const box& part, std::int64_t element_bytes) {
   strided_copy copy;
   if (part.local_size() == 0) return copy;

@@ -1,5 +1,6 @@
-// Parts that the reductions of all devices share: arrays of a sum over many tensors, the numbers of clipping, exact
-// sums of squares, and digests. Kernels are in kernels/cpu/reductions.hpp and kernels/cuda/reductions.hpp.
+// Data types and formulas for the reductions on all devices: arrays of a sum over many tensors, the numbers of
+// clipping, exact sums of squares, and digests. kernels/cpu/reductions.hpp and kernels/cuda/reductions.hpp have the
+// kernels.
 #pragma once
 
 #include <array>
@@ -14,23 +15,23 @@
 
 namespace plait::kernels {
 
-/// `size` elements in a device's memory that a kernel reads: one of the many tensors of one launch.
+/// `size` elements in a device's memory that a kernel reads: one tensor of a launch over many.
 template <class G>
 struct const_elements {
   const G* data = nullptr;
   std::int64_t size = 0;
 };
 
-/// The numbers that `clip` computes over the gradients of a step, in a device's memory.
+/// The numbers that `clip` computes from the gradients of a step, in a device's memory.
 struct clip_numbers {
   double norm = 0;
-  double factor = 0;  ///< that gradients are multiplied with
-  double update = 0;  ///< 1, or 0 where the norm is not finite
-  double skips = 0;   ///< how often it was not, since this was zero
+  double factor = 0;  ///< factor for the gradients
+  double update = 0;  ///< 1; 0 if the norm is not finite
+  double skips = 0;   ///< number of steps with a norm that was not finite
 };
 
-/// Returns what gradients of a finite norm are multiplied with where they are clipped to `limit`, as by PyTorch's
-/// clip_grad_norm_: limit / (norm + 1e-6) where that is below 1. A limit of 0 does not clip.
+/// Returns the factor that clips gradients with a finite norm to `limit`, as in PyTorch's clip_grad_norm_: limit /
+/// (norm + 1e-6), at most 1. A limit of 0 does not clip.
 PLAIT_HOST_DEVICE inline double clip_factor(double norm, double limit) {
   const double ratio = limit / (norm + 1e-6);
   return limit > 0 && ratio < 1 ? ratio : 1.0;
@@ -40,31 +41,31 @@ PLAIT_HOST_DEVICE inline double clip_factor(double norm, double limit) {
 
 namespace plait::kernels::exact_squares {
 
-// A sum of squares as integers: it is exact, so that no order and no number of ranks changes it. It is slower than a
-// sum of floats.
+// A sum of squares as integers. It is exact, so no order and no number of ranks changes it, but it is slower than a sum
+// of floats.
 
-/// A bin holds numbers of eight neighbouring exponents as three digits of 20 bits each (and what carries they have). So
-/// 2^43 numbers can be added to one bin. Numbers that are not finite are counted in a word of their own.
+/// A bin adds numbers of eight neighbouring exponents, as three digits of 20 bits each in words of 64 bits. So 2^43
+/// numbers can be added to one bin without overflow. A separate word counts numbers that are not finite.
 inline constexpr int digits = 3, digit_bits = 20, exponent_bits = 3, exponents = 1 << exponent_bits;
 inline constexpr int bins = 2048 / exponents;
-inline constexpr int words = bins * digits + 1;  ///< the last counts what is not finite
+inline constexpr int words = bins * digits + 1;  ///< the last word counts numbers that are not finite
 
-/// A number as three digits, which belong to the words from `first` on.
+/// A number as three digits, for the words from `first` on.
 struct parts_of_number {
   int first = 0;
   std::int64_t digit[digits] = {};
   bool finite = true;
 };
-/// Splits x >= 0 into three digits of 20 bits, and the index of the first.
+/// Splits x >= 0 into three digits of 20 bits, and the index of the first word.
 PLAIT_HOST_DEVICE inline parts_of_number split(double x) {
   std::uint64_t bits = 0;
-  memcpy(&bits, &x, sizeof bits);  // no std::bit_cast in kernels
+  memcpy(&bits, &x, sizeof bits);  // kernels have no std::bit_cast
   const auto exponent = static_cast<int>(bits >> 52 & 2047);
   parts_of_number parts;
   parts.finite = exponent != 2047;
   if (!parts.finite) return parts;
   std::uint64_t mantissa = (bits & ((std::uint64_t{1} << 52) - 1)) | (exponent == 0 ? 0 : std::uint64_t{1} << 52);
-  mantissa <<= exponent == 0 ? 1 : exponent % exponents;  // subnormal numbers have the exponent 1
+  mantissa <<= exponent == 0 ? 1 : exponent % exponents;  // exponent field 0 (subnormal numbers) stands for exponent 1
   constexpr std::uint64_t mask = (std::uint64_t{1} << digit_bits) - 1;
   parts.first = exponent / exponents * digits;
   for (int d = 0; d < digits; ++d)
@@ -78,8 +79,8 @@ inline void add(std::int64_t* sum, double x) {
   for (int d = 0; d < digits; ++d) sum[parts.first + d] += parts.digit[d];
 }
 
-/// Returns the sum, from the smallest bin to the largest; NaN where something was not finite. Its bits depend on the
-/// integers alone.
+/// Returns the sum, added from the smallest bin to the largest; NaN if a number was not finite. Its bits depend only on
+/// the integers.
 PLAIT_HOST_DEVICE inline double total(const std::int64_t* sum) {
   if (sum[bins * digits] != 0) return NAN;
   double all = 0;
@@ -93,26 +94,27 @@ PLAIT_HOST_DEVICE inline double total(const std::int64_t* sum) {
 
 namespace plait::kernels {
 
-// A digest of an array, by which ranks compare their values without sending them. CPU and GPU make equal ones.
+// A digest of an array. Ranks compare digests instead of sending their values. CPU and GPU compute equal digests.
 
 inline constexpr int digest_sketches = 4;
 
-/// Of n elements x_i: arrays with equal bits have equal digests, and others equal hashes with a probability of 2^-64.
-/// `sketch[k]` is the sum of s_k(i) x_i, where s_k(i) is 1 or -1 by the index alone: for two arrays x and y, the
-/// expected square of the difference of their sketches is |x - y|^2 (Alon, Matias and Szegedy 1996).
+/// The digest of n elements x_i. Equal bits give equal digests; different bits give equal hashes with a probability of
+/// 2^-64. `sketch[k]` is the sum of s_k(i) x_i, where s_k(i) is 1 or -1 and depends only on the index. For two arrays x
+/// and y, the expected squared difference of their sketches is |x - y|^2 (Alon, Matias and Szegedy 1996).
 struct value_digest {
-  std::uint64_t hash = 0;  ///< the sum of the hashes of the array's words of 8 bytes
+  std::uint64_t hash = 0;  ///< the sum of hashes of the array's 8-byte words
   double squares = 0;      ///< the sum of x_i^2
   double sketch[digest_sketches] = {};
 };
 
 namespace detail {
 
-/// The elements of a word.
+/// The number of elements per word.
 template <class T>
 inline constexpr int elements_of_word = 8 / static_cast<int>(sizeof(T));
 
-/// A number that depends on the index of a word alone: of element j in the word, bit 4 j + k is the sign in sketch k.
+/// Returns a number that depends only on the index of a word. Bit 4 j + k is the sign of the word's element j in sketch
+/// k.
 PLAIT_HOST_DEVICE inline std::uint64_t mixed_index(std::int64_t word) {
   std::uint64_t z = static_cast<std::uint64_t>(word) * 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 32)) * 0xd6e8feb86659fd93ull;
@@ -123,7 +125,7 @@ PLAIT_HOST_DEVICE inline std::uint64_t hash_of_word(std::uint64_t bits, std::uin
   z = (z ^ (z >> 33)) * 0xc4ceb9fe1a85ec53ull;
   return z ^ (z >> 33);
 }
-/// The word of `count` elements, the others 0.
+/// Returns the word of `count` elements, filled up with 0.
 template <class T>
 PLAIT_HOST_DEVICE inline std::uint64_t word_of(const T* x, std::int64_t count) {
   std::uint64_t word = 0;
@@ -133,7 +135,7 @@ PLAIT_HOST_DEVICE inline std::uint64_t word_of(const T* x, std::int64_t count) {
 
 }  // namespace detail
 
-/// The digest of n elements in the host's memory.
+/// Returns the digest of n elements in host memory.
 template <class T>
 value_digest digest_of(const T* x, std::int64_t n) {
   using doubles = double __attribute__((vector_size(digest_sketches * sizeof(double))));

@@ -1,5 +1,5 @@
-// Attention on the CPU, forward and backward, for all keys or for one piece of them. The engine decides which keys a
-// rank meets (nn/attention/engine.hpp).
+// Attention on the CPU, forward and backward, for all keys or for one piece of them. The engine chooses the keys of a
+// call (nn/attention/engine.hpp).
 #pragma once
 
 #include <algorithm>
@@ -18,11 +18,11 @@
 
 namespace plait::kernels::detail {
 
-// The shared part of attention's forward and backward pass on the CPU: blocks, packing, masked exponentials of a row of
-// scores. In bf16, scores and sums are float, and what is multiplied is bf16.
+// The parts that attention's forward and backward pass share: blocks, packing, and masked exponentials of a row of
+// scores. In bf16, scores and sums are float, and factors of products are bf16.
 
-/// Factors of the scale of the scores: of queries as they are packed, and of the products with them. In bf16 packed
-/// queries would be rounded once more.
+/// The scale of the scores as two factors: of queries when they are packed, and of the products. In bf16, scaling
+/// packed queries would round them once more.
 template <class T>
 struct scale_factors {
   arithmetic<T> queries, products;
@@ -31,12 +31,12 @@ struct scale_factors {
         products(std::is_same_v<T, bf16> ? static_cast<arithmetic<T>>(scale) : arithmetic<T>(1)) {}
 };
 
-/// Keys in a block: a row of scores is then 1 KiB of floats.
+/// Keys per block: a row of scores is then 1 KiB of floats.
 inline constexpr std::int64_t key_block = 256;
 
-/// Query tokens are taken `outer` at a time; a block of keys and values is packed once for them. The scores of `inner`
-/// of them exist at a time: few, so that little above the diagonal is computed in vain. The heads of a group go
-/// together, so a product has inner * group rows. All blocks of one kind fit the L2 cache together.
+/// Queries are processed in blocks of `outer` tokens; each block of keys and values is packed once per such block. Only
+/// the scores of `inner` tokens exist at a time, so few scores above the diagonal are computed. All heads of a group
+/// are processed together, so a product has inner * group rows. The blocks of all kinds fit the L2 cache together.
 struct query_blocks {
   std::int64_t inner;
   std::int64_t outer;
@@ -45,9 +45,9 @@ struct query_blocks {
         outer(std::min(inner * std::max<std::int64_t>(outer_rows / (inner * s.group()), 1), s.q_len)) {}
 };
 
-/// Keys to multiply with, of a block of `available`, where those from `low` on and before `high` are seen: a multiple
-/// of 64 if possible, to keep the number of different products small whatever the offsets. Either bound may lie outside
-/// of the block.
+/// The keys to multiply with, of a block of `available` keys, where keys from `low` on and before `high` are visible.
+/// Their number is a multiple of 64 if possible, which keeps the number of different products small. Either bound may
+/// lie outside of the block.
 struct key_range {
   std::int64_t first, count;
   constexpr key_range(std::int64_t low, std::int64_t high, std::int64_t available)
@@ -61,9 +61,9 @@ struct seen_keys {
   seen_keys(const attention_shape& s, std::int64_t batch, std::int64_t begin, std::int64_t end)
       : low(s.first_key(batch, begin)), high(s.visible(batch, end - 1)) {}
   bool none() const { return low >= high; }
-  /// Whether some lie in the block of `count` keys from `k0` on.
+  /// Whether some of them are among the `count` keys from `k0` on.
   bool meet(std::int64_t k0, std::int64_t count) const { return std::max(low, k0) < std::min(high, k0 + count); }
-  /// Where blocks begin that are to hold them all.
+  /// Returns the key at which the blocks that contain them begin.
   std::int64_t first_block() const { return low / 64 * 64; }
 };
 
@@ -72,15 +72,15 @@ struct query_block {
   std::int64_t batch, kv_head, first, tokens;
 };
 
-/// The scores that exist at a time: `rows` rows of packed queries from `first_row` on, by keys from token `first_key`
+/// The scores that exist at a time: `rows` rows of packed queries from `first_row` on, and keys from token `first_key`
 /// of the batch on.
 struct score_tile {
   std::int64_t first_row, rows, first_key;
-  key_range keys;  ///< of the block of keys
-  bool is_first;   ///< whether no block before has keys that these queries see
+  key_range keys;  ///< relative to the block of keys
+  bool is_first;   ///< whether these queries see no key of an earlier block
 };
 
-/// Keys [unseen, seen) of a tile are those that a query token sees.
+/// The range [unseen, seen) of a tile's keys that a query token sees.
 struct seen_scores {
   std::int64_t seen, unseen;
   seen_scores(const attention_shape& s, std::int64_t batch, std::int64_t query, const score_tile& tile)
@@ -95,8 +95,8 @@ struct key_rows {
   std::int64_t stride;
 };
 
-/// `count` tokens of one head, packed into `space` unless they are contiguous already: rows whose stride is a power of
-/// two share a few cache lines.
+/// Returns `count` tokens of one head as contiguous rows, packed into `space` if necessary. Unpacked rows whose stride
+/// is a power of two would share a few cache lines.
 template <class T>
 key_rows<T> pack_keys(const T* from, std::int64_t stride, std::int64_t count, std::int64_t d, T* space) {
   if (stride == d) return {from, stride};
@@ -104,7 +104,7 @@ key_rows<T> pack_keys(const T* from, std::int64_t stride, std::int64_t count, st
   return {space, d};
 }
 
-/// tanh u: 1 - 2 / (e^2u + 1), or a series near 0, where this would lose digits.
+/// Returns tanh u: 1 - 2 / (e^2u + 1), or a series near 0, where that formula loses digits.
 template <class T>
 PLAIT_ALWAYS_INLINE simd::pack<T> tanh_of_score(simd::pack<T> u) {
   const simd::pack<T> x = u * u;
@@ -114,7 +114,7 @@ PLAIT_ALWAYS_INLINE simd::pack<T> tanh_of_score(simd::pack<T> u) {
   return x < simd::splat(sizeof(T) == 4 ? T(0.06) : T(4e-4)) ? near : far;
 }
 
-/// One head's query in a row of scores, whose keys begin at the position `first_key`: for `attention_score`, and for
+/// A row of scores of one head's query, with the positions of its keys from `first_key` on: for `attention_score` and
 /// `attention_mask::allows`.
 template <class T>
 struct scored_row {
@@ -122,8 +122,8 @@ struct scored_row {
   std::int64_t query, first_key;
   bool (*allows)(std::int64_t, std::int64_t);
 
-  /// Changes the first `count` scores; those of keys that are not allowed become -infinity. Where there are gradients
-  /// of probabilities, each becomes (gradient - delta) times the derivative of the changed score by the score.
+  /// Changes the first `count` scores; those of keys that are not allowed become -infinity. With gradients of
+  /// probabilities, each becomes (gradient - delta) times the derivative of the changed score by the score.
   PLAIT_ALWAYS_INLINE void change(std::int64_t count, T* scores, T* gradients, T delta) const {
     constexpr std::int64_t w = simd::lanes<T>;
     simd::pack<T> lane;
@@ -144,7 +144,7 @@ struct scored_row {
   }
 };
 
-/// The parts of both passes: the shape, the scale of the scores, and the blocks in which they are computed.
+/// The data of both passes: the shape, the scale of the scores, and the block sizes.
 template <class T>
 struct attention_pass {
   using A = arithmetic<T>;
@@ -154,17 +154,17 @@ struct attention_pass {
       : device(on), s(shape.checked()), scale(s.scale), blocks(s, most_rows) {}
 
   std::size_t outer_rows() const { return static_cast<std::size_t>(blocks.outer * group); }
-  /// Elements of a packed block of queries, of a tile of scores, and of a packed block of keys.
+  /// The number of elements of a packed block of queries, of a tile of scores, and of a packed block of keys.
   std::size_t packed_queries() const { return outer_rows() * static_cast<std::size_t>(d); }
   std::size_t tile_size() const { return static_cast<std::size_t>(blocks.inner * group * key_block); }
   std::size_t packed_keys() const { return static_cast<std::size_t>(key_block * d); }
 
-  /// A block of `count` keys or values of one head, from token k0 of the batch on.
+  /// Returns a block of `count` keys or values of one head, from token k0 of the batch on.
   key_rows<T> keys_of(const query_block& at, const T* all, std::int64_t stride, std::int64_t k0, std::int64_t count,
                       T* space) const {
     return pack_keys(all + (at.batch * s.k_batch + k0) * stride + at.kv_head * d, stride, count, d, space);
   }
-  /// Calls f(tile) for the queries of a block that see some of `count` keys from k0 on.
+  /// Calls f(tile) for the tiles of a query block that see some of the `count` keys from k0 on.
   template <class F>
   void each_tile(const query_block& at, std::int64_t k0, std::int64_t count, F f) const {
     for (std::int64_t t0 = 0; t0 < at.tokens; t0 += blocks.inner) {
@@ -172,13 +172,13 @@ struct attention_pass {
       const seen_keys seen(s, at.batch, at.first + t0, at.first + t0 + inner);
       if (!seen.meet(k0, count)) continue;
       const key_range keys(seen.low - k0, seen.high - k0, count);
-      const bool is_first = seen.low >= k0;  // which begins the sums, even if nothing in it is allowed
+      const bool is_first = seen.low >= k0;  // begins the sums, even if the rule allows none of its keys
       if (!is_first && !allows_any(at.first + t0, inner, k0 + keys.first, keys.count)) continue;
       f(score_tile{t0 * group, inner * group, k0 + keys.first, keys, is_first});
     }
   }
 
-  /// Whether `attention_mask::allows` leaves one of these keys to one of these queries.
+  /// Whether `attention_mask::allows` allows one of these keys for one of these queries.
   bool allows_any(std::int64_t query, std::int64_t queries, std::int64_t key, std::int64_t keys) const {
     if (s.mask.allows == nullptr) return true;
     for (std::int64_t i = query; i < query + queries; ++i)
@@ -187,7 +187,7 @@ struct attention_pass {
     return false;
   }
   bool changes_scores() const { return s.score.changes() || s.mask.allows != nullptr; }
-  /// Row `row` of a block of queries, against the keys of a tile.
+  /// Returns row `row` of a block of queries, for the keys of a tile.
   scored_row<A> scored(const query_block& at, const score_tile& tile, std::int64_t row) const {
     return {static_cast<A>(s.score.cap), static_cast<A>(s.score.slope(at.kv_head * group + row % group)),
             s.q_offset + at.first + row / group, s.k_offset + tile.first_key, s.mask.allows};
@@ -200,7 +200,7 @@ struct attention_pass {
   const std::int64_t group = s.group(), d = s.head_dim, group_width = group * d;
 };
 
-/// to[r, :] += factor * from[r, :] for rows of `width` elements, packed in `from`; or = where it does not add.
+/// to[r, :] += factor * from[r, :] for rows of `width` elements, packed in `from`. Without `add`, it overwrites `to`.
 template <class T, class To>
 void add_rows(const T* from, std::int64_t width, std::int64_t rows, To* to, std::int64_t to_stride, bool adds = true,
               T factor = T(1)) {
@@ -227,7 +227,7 @@ void pack_queries(const T* from, std::int64_t stride, std::int64_t tokens, std::
   }
 }
 
-/// The pack with the lanes from `count` on replaced by -infinity.
+/// Replaces the lanes from `count` on by -infinity.
 template <class T>
 PLAIT_ALWAYS_INLINE simd::pack<T> masked(simd::pack<T> scores, std::int64_t count) {
   simd::pack<T> lane;
@@ -236,7 +236,7 @@ PLAIT_ALWAYS_INLINE simd::pack<T> masked(simd::pack<T> scores, std::int64_t coun
   return lane < simd::splat(limit) ? scores : simd::splat(-std::numeric_limits<T>::infinity());
 }
 
-/// The largest of the first `count` scores of a row whose storage is a whole number of packs.
+/// Returns the largest of the first `count` scores of a row, whose memory is a whole number of packs.
 template <class T>
 PLAIT_ALWAYS_INLINE T row_maximum(const T* scores, std::int64_t count) {
   constexpr std::int64_t w = simd::lanes<T>;
@@ -247,8 +247,8 @@ PLAIT_ALWAYS_INLINE T row_maximum(const T* scores, std::int64_t count) {
   return simd::lane_max<T>(m);
 }
 
-/// to = exp(scores - shift) for the first `count` of a row, 0 for the rest up to `width`; returns their sum before
-/// rounding. `to` may be scores.
+/// to = exp(scores - shift) for the first `count` elements of a row, 0 for the rest up to `width`. Returns their sum
+/// before rounding. `to` may be `scores`.
 template <class T, class To>
 PLAIT_ALWAYS_INLINE T row_exponentials(const T* scores, To* to, T shift, std::int64_t count, std::int64_t width) {
   constexpr std::int64_t w = simd::lanes<T>;
@@ -269,9 +269,9 @@ PLAIT_ALWAYS_INLINE T row_exponentials(const T* scores, To* to, T shift, std::in
   return simd::lane_sum<T>(sum);
 }
 
-/// Makes probabilities of a row of scores, and gradients of the scores from a row of gradients of the probabilities.
-/// p = exp(s - lse) and ds = p (dp - delta) from `first` on and before `count`, 0 for the rest up to `width`. p may be
-/// s, and ds dp.
+/// Computes probabilities from a row of scores, and the scores' gradients from a row of the probabilities' gradients. p
+/// = exp(s - lse) and ds = p (dp - delta) from `first` on and before `count`, 0 for the rest up to `width`. p may be s,
+/// and ds may be dp.
 template <class T, class To>
 PLAIT_ALWAYS_INLINE void row_gradients(const T* scores, const T* dprobabilities, To* probabilities, To* dscores, T lse,
                                        T delta, std::int64_t first, std::int64_t count, std::int64_t width) {
@@ -300,7 +300,7 @@ PLAIT_ALWAYS_INLINE void row_gradients(const T* scores, const T* dprobabilities,
   }
 }
 
-/// The forward pass of `attention_forward`: for each block of queries, each block of keys that they see in turn.
+/// The forward pass of `attention_forward`: processes, for each block of queries, each block of visible keys in order.
 template <class T, class O>
 class attention_forward_pass : attention_pass<T> {
   using base = attention_pass<T>;
@@ -387,7 +387,7 @@ class attention_forward_pass : attention_pass<T> {
       for (std::int64_t h = 0; h < group; ++h) {
         const std::int64_t row = i * group + h;
         O* const target = out + i * s.o_stride + h * d;
-        if (row_sum_[row] == A(0)) {  // or is not a number, which must not be hidden
+        if (row_sum_[row] == A(0)) {  // or NaN, which must stay visible
           std::fill_n(target, d, O{});
           out_lse[h * s.lse_stride + i] = nothing;
         } else {
@@ -407,10 +407,10 @@ class attention_forward_pass : attention_pass<T> {
 
 namespace plait::kernels {
 
-/// Attention in blocks (Dao et al. 2022): the scores of a block of queries against a block of keys exist at a time, and
-/// running maxima and sums make the softmax exact. Writes o (0 for queries that see nothing) and lse [batch, heads,
-/// q_len], the logarithm of the sum of the exponentials of the scaled scores. The work is in proportion to the pairs
-/// that see each other. O is T or statistic_of<T>.
+/// Attention in blocks (Dao et al. 2022): only the scores of one block of queries and one block of keys exist at a
+/// time. Running maxima and sums make the softmax exact. Writes o (0 for queries that see nothing) and lse [batch,
+/// heads, q_len], the logarithm of the sum of the exponentials of the scaled scores. The work is proportional to the
+/// number of visible pairs. O is T or statistic_of<T>.
 template <class T, class O>
 void attention_forward(cpu& device, const T* q, const T* k, const T* v, O* o, statistic_of<T>* lse,
                        const attention_shape& shape) {
@@ -418,10 +418,10 @@ void attention_forward(cpu& device, const T* q, const T* k, const T* v, O* o, st
   detail::attention_forward_pass<T, O>(device, shape).run(q, k, v, o, lse);
 }
 
-/// Combines the attention of one set of queries over two disjoint sets of keys. From o, lse of one set and o_other,
-/// lse_other of the other, o and lse become what attention over both would have given. Uses batch, q_len, heads,
-/// head_dim, q_batch, lse_stride and o_stride (of o) of the shape; `other_stride` is the stride of o_other, whose
-/// batches and lse lie as for o. T is the type of statistics, because rounded results are not merged.
+/// Combines attention of the same queries over two disjoint sets of keys. Input is o, lse for one set and o_other,
+/// lse_other for the other; o and lse become the result of attention over both sets. Uses batch, q_len, heads,
+/// head_dim, q_batch, lse_stride and o_stride (of o) of the shape. `other_stride` is the stride of o_other, whose
+/// batches and lse have the layout of o. T is the type of statistics, because rounded results are not merged.
 template <class T, std::same_as<T> Other>
 void merge_lse(cpu&, T* o, statistic_of<T>* lse, const Other* o_other, const statistic_of<T>* lse_other,
                std::int64_t other_stride, const attention_shape& shape) {
@@ -454,9 +454,9 @@ PLAIT_COMPILED_TEMPLATE(void attention_forward(cpu&, const bf16*, const bf16*, c
 PLAIT_COMPILED_TEMPLATE(void attention_forward(cpu&, const double*, const double*, const double*, double*, double*,
                                                const attention_shape&))
 
-/// ends [batch, q_len]: for the query tokens at `first` to `first + count - 1` of a text, the position behind the last
-/// token of each one's document, for `attention_shape::end_visible`. starts [batch, length] are the positions at which
-/// the documents of all tokens of the text begin, and do not decrease along it. Batches of ends are `stride` apart.
+/// ends [batch, q_len]: for the query tokens from `first` to `first + count - 1` of a text, the position after the last
+/// token of each one's document, for `attention_shape::end_visible`. starts [batch, length] has the start of each
+/// token's document, and must not decrease along the text. Batches of ends are `stride` apart.
 inline void document_ends(cpu&, const std::int32_t* starts, std::int64_t length, std::int32_t* ends, std::int64_t batch,
                           std::int64_t first, std::int64_t count, std::int64_t stride) {
   for (std::int64_t b = 0; b < batch; ++b)
@@ -466,9 +466,9 @@ inline void document_ends(cpu&, const std::int32_t* starts, std::int64_t length,
     }
 }
 
-/// Gives each query's softmax one more term, the exponential of its head's sink, whose value is 0 (Xiao et al. 2023): o
-/// and lse of attention without sinks become those with them. sinks: [heads]. Uses batch, q_len, heads, head_dim,
-/// q_batch, o_stride and lse_stride of the shape. With the new o and lse, `attention_backward` gives the gradients.
+/// Adds one term to each query's softmax: the exponential of its head's sink, with value 0 (Xiao et al. 2023). o and
+/// lse of attention without sinks become those with sinks. sinks: [heads]. Uses batch, q_len, heads, head_dim, q_batch,
+/// o_stride and lse_stride of the shape. With the new o and lse, `attention_backward` gives the gradients.
 template <class T, class O>
 void join_sinks(cpu&, const T* sinks, O* o, statistic_of<T>* lse, const attention_shape& shape) {
   using A = arithmetic<T>;
@@ -489,7 +489,7 @@ void join_sinks(cpu&, const T* sinks, O* o, statistic_of<T>* lse, const attentio
   }
 }
 
-/// dsinks [heads]: the gradients of the sinks, from lse with them and delta.
+/// dsinks [heads]: the gradients of the sinks, from delta and the lse that includes the sinks.
 template <class T>
 void sink_gradients(cpu&, const T* sinks, const statistic_of<T>* lse, const statistic_of<T>* delta,
                     statistic_of<T>* dsinks, const attention_shape& shape) {
@@ -505,8 +505,8 @@ void sink_gradients(cpu&, const T* sinks, const statistic_of<T>* lse, const stat
   }
 }
 
-/// delta [batch, heads, q_len], in the layout of lse: the sum of o * d_o over a head's elements, all that
-/// `attention_backward` needs to know of o. Calls for several pieces of the keys share it.
+/// delta [batch, heads, q_len], in the layout of lse: the sum of o * d_o over a head's elements. `attention_backward`
+/// needs nothing else of o. Calls for several pieces of the keys share it.
 template <class T, class O>
 void attention_delta(cpu&, const O* o, const T* d_o, statistic_of<T>* delta, const attention_shape& shape) {
   using S = statistic_of<T>;
@@ -536,7 +536,7 @@ struct attention_gradients {
   G *dq, *dk, *dv;
 };
 
-/// The backward pass of `attention_backward`: the probabilities of each tile of scores are made anew from lse.
+/// The backward pass of `attention_backward`. It computes the probabilities of each tile of scores again from lse.
 template <class T, class O, class G>
 class attention_backward_pass : attention_pass<T> {
   using base = attention_pass<T>;
@@ -587,7 +587,7 @@ class attention_backward_pass : attention_pass<T> {
   }
 
  private:
-  /// Elements of the sums of a head's dk: in blocks that are added to dk, or of all keys where dk is rounded.
+  /// The number of elements of the sums for a head's dk: one block that is added to dk, or all keys if dk is rounded.
   std::size_t summed_keys() const { return static_cast<std::size_t>((rounds_gradients ? s.k_len : key_block) * d); }
 
   void zero_keys_and_values() {
@@ -616,7 +616,7 @@ class attention_backward_pass : attention_pass<T> {
     for (std::int64_t k0 = seen.first_block(); k0 < seen.high; k0 += key_block) add_keys(at, seen, k0);
     add_rows(dqueries_, group_width, at.tokens, out, s.dq_stride, accumulate_.queries, static_cast<A>(s.scale));
   }
-  /// Packs queries and gradients of outputs, and finds lse and delta of each row.
+  /// Packs queries and gradients of outputs, and collects lse and delta of each row.
   void prepare(const query_block& at) {
     const std::int64_t first = at.batch * s.q_batch + at.first;
     pack_queries(arrays_.q + first * s.q_stride + at.kv_head * group_width, s.q_stride, at.tokens, group_width,
@@ -628,7 +628,7 @@ class attention_backward_pass : attention_pass<T> {
         const std::int64_t row = i * group + h;
         const std::int64_t there = (at.batch * s.heads + at.kv_head * group + h) * s.lse_stride + at.first + i;
         row_lse_[row] = arrays_.lse[there];
-        if (row_lse_[row] == -std::numeric_limits<A>::infinity()) row_lse_[row] = A(0);  // nothing is seen
+        if (row_lse_[row] == -std::numeric_limits<A>::infinity()) row_lse_[row] = A(0);  // no key is visible
         if (arrays_.delta != nullptr) {
           row_delta_[row] = arrays_.delta[there];
         } else {
@@ -699,11 +699,11 @@ class attention_backward_pass : attention_pass<T> {
 
 namespace plait::kernels {
 
-/// Gradients of attention from its inputs, its output o, its lse and the gradient of o; the probabilities are made anew
-/// block by block from lse. o and lse may come from attention over more keys than these (ring attention): then the
-/// results are these keys' share of dq and the dk, dv of these keys. `delta` is what `attention_delta` makes of o and
-/// d_o; where it is given, o is not read. Null has it made here. O, the type of o, and G, the type of the gradients,
-/// are T or statistic_of<T>. Gradients in bf16 are rounded once from their sums.
+/// Computes gradients of attention from its inputs, its output o, its lse and the gradient of o. It computes the
+/// probabilities again from lse, block by block. o and lse may come from attention over more keys than these (ring
+/// attention). The results are then these keys' share of dq, and dk, dv of these keys. `delta` is the result of
+/// `attention_delta` for o and d_o, and o is then not read. Null: it is computed here. O, the type of o, and G, the
+/// type of the gradients, are T or statistic_of<T>. Gradients in bf16 are rounded once from their sums.
 template <class T, class O, class G>
 void attention_backward(cpu& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
                         const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,

@@ -1,7 +1,7 @@
-// Cross entropy of softmax on the CPU, for a rank's columns [rows, columns] of the logits; the vocabulary may be split
-// and padded. Steps: cross_entropy_max, an all-reduce of row_max by max, cross_entropy_statistics, an all-reduce of
-// its three results by sum, cross_entropy_loss, cross_entropy_backward. cross_entropy_local_statistics as the first
-// step and cross_entropy_rescale as the third make one pass over the logits of two. Layer: nn/loss.hpp.
+// Softmax cross entropy on the CPU, for a rank's columns [rows, columns] of the logits of a split or padded vocabulary
+// (layer: nn/loss.hpp). Steps: cross_entropy_max, all-reduce (max), cross_entropy_statistics, all-reduce (sum) of its
+// three results, cross_entropy_loss, cross_entropy_backward. cross_entropy_local_statistics as the first step and
+// cross_entropy_rescale as the third save one pass over the logits.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ bool counts(const Id* targets, std::int64_t row, const vocabulary_range& range, 
   return true;
 }
 
-/// A row without any valid column has nothing to add, whatever its maximum.
+/// A row without any valid column adds nothing, whatever its maximum.
 template <class T>
 PLAIT_ALWAYS_INLINE double sum_exp_of(const T* x, std::int64_t n, arithmetic<T> maximum) {
   return simd::sum_of<T>(
@@ -53,7 +53,7 @@ PLAIT_ALWAYS_INLINE void statistics_of_row(const T* x, Id target, statistic_of<T
 }
 }  // namespace detail
 
-/// row_max[r] over the valid local columns; -infinity where there are none.
+/// row_max[r] over the valid local columns; -infinity if there are none.
 template <class T>
 void cross_entropy_max(cpu&, const T* logits, statistic_of<T>* row_max, std::int64_t rows,
                        const vocabulary_range& range) {
@@ -61,9 +61,9 @@ void cross_entropy_max(cpu&, const T* logits, statistic_of<T>* row_max, std::int
   for (std::int64_t r = 0; r < rows; ++r) row_max[r] = simd::max_of(logits + r * range.columns, valid);
 }
 
-/// Per row, over the valid local columns, given the maximum over the whole vocabulary: the sum of exp(x - max), the
-/// logit of the target (0 if it is another rank's), and the sum of the logits. Label smoothing needs the last, which
-/// may otherwise be null. Throws `plait::error` for a target outside the vocabulary.
+/// Computes per row, over the valid local columns: the sum of exp(x - max), the target's logit (0 if another rank has
+/// it), and the sum of the logits. max is the maximum over the whole vocabulary. Only label smoothing needs the third
+/// sum, which may otherwise be null. Throws `plait::error` for a target outside the vocabulary.
 template <class T, class Id>
 void cross_entropy_statistics(cpu&, const T* logits, const Id* targets, const statistic_of<T>* row_max,
                               statistic_of<T>* sum_exp, statistic_of<T>* target_logit, statistic_of<T>* sum_logits,
@@ -76,8 +76,8 @@ void cross_entropy_statistics(cpu&, const T* logits, const Id* targets, const st
   }
 }
 
-/// `cross_entropy_max` and `cross_entropy_statistics` relative to the local maximum, row by row while a row is in the
-/// cache. Where the vocabulary is whole these are final.
+/// Computes `cross_entropy_max`, and `cross_entropy_statistics` relative to the local maximum, row by row, while a row
+/// is in the cache. For a whole vocabulary these results are final.
 template <class T, class Id>
 void cross_entropy_local_statistics(cpu&, const T* logits, const Id* targets, statistic_of<T>* row_max,
                                     statistic_of<T>* sum_exp, statistic_of<T>* target_logit,
@@ -145,7 +145,8 @@ void cross_entropy_backward(cpu&, const T* logits, const Id* targets, const stat
     const auto gradient = [=](simd::pack<T> v) { return simd::exp<T>(v - maximum) * factor - uniform; };
     const std::int64_t at = static_cast<std::int64_t>(targets[r]) - range.first_column;
     const bool here = at >= 0 && at < valid;
-    const A of_target = here ? gradient(simd::splat(widened(x[at])))[0] : A(0);  // d may be x
+    // read before d is written, because d may be x
+    const A of_target = here ? gradient(simd::splat(widened(x[at])))[0] : A(0);
     simd::transform(valid, d, gradient, x);
     std::fill(d + valid, d + range.columns, T{});
     if (here) d[at] = converted<T>(of_target - static_cast<A>(g * (1.0 - s.label_smoothing)));

@@ -1,6 +1,6 @@
-// Kernels of the CPU that work element by element: arithmetic, casts, biases, activations, SwiGLU, strided copies and
-// rotary positions. Outputs may be the array of an input. In bf16 each call rounds its result. Tests:
-// tests/unit/kernels/elementwise.cpp, tests/unit/kernels/rope_embedding.cpp.
+// Element-wise kernels of the CPU: arithmetic, casts, biases, activations, SwiGLU, strided copies and rotary positions.
+// Outputs may be the array of an input. In bf16 each call rounds its result. Tests: tests/unit/kernels/elementwise.cpp,
+// tests/unit/kernels/rope_embedding.cpp.
 #pragma once
 
 #include <cmath>
@@ -27,7 +27,7 @@ void add(cpu&, const T* a, const T* b, T* y, std::int64_t n) {
 }
 
 namespace detail {
-/// Row r of x, or of x + addend, which is written to `sum`.
+/// Returns row r of x, or of x + addend, which it writes to `sum`.
 template <class T>
 PLAIT_ALWAYS_INLINE const T* added_row(const T* x, const T* addend, T* sum, std::int64_t r, std::int64_t columns) {
   const std::int64_t at = r * columns;
@@ -180,7 +180,7 @@ void gelu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
   }
 }
 
-/// y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the approximation GPT-2 uses.
+/// y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the approximation of GPT-2.
 template <class T>
 void gelu_tanh_forward(cpu&, const T* x, T* y, std::int64_t n) {
   using A = arithmetic<T>;
@@ -210,7 +210,7 @@ void gelu_tanh_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
 // ---- SwiGLU ------------------------------------------------------------------------------------------------------
 //
 // SwiGLU (Shazeer 2020): y = silu(gate) * up. `gate_up` is [rows, 2, ffn]: a row holds its gate columns, then its up
-// columns. y and dy are [rows, ffn]. The matrix products before and after it are the layer's, nn/mlp.hpp.
+// columns. y and dy are [rows, ffn]. The layer (nn/mlp.hpp) computes the matrix products before and after it.
 
 template <class T>
 void swiglu_forward(cpu&, const T* gate_up, T* y, std::int64_t rows, std::int64_t ffn) {
@@ -256,7 +256,7 @@ void swiglu_backward(cpu&, const T* gate_up, const T* dy, T* dgate_up, std::int6
 
 // ---- strided copies ----------------------------------------------------------------------------------------------
 //
-// They pack a dim for a collective and unpack it again. The device itself copies whole arrays (device/cpu.hpp).
+// They pack a dim for a collective and unpack it afterwards. The device itself copies whole arrays (device/cpu.hpp).
 
 /// Copies `rows` rows of `row_bytes` bytes; strides are the bytes between the starts of consecutive rows. Source and
 /// destination must not overlap.
@@ -274,8 +274,8 @@ inline void copy_2d(cpu&, const void* from, void* to, std::int64_t rows, std::in
   }
 }
 
-/// Copies `planes` planes of `rows` rows of `row_bytes` bytes, with a byte stride for planes and one for rows on either
-/// side: what packs a middle dimension for a collective and unpacks it again.
+/// Copies `planes` planes of `rows` rows of `row_bytes` bytes. Each side has a byte stride for planes and one for rows.
+/// It packs a middle dimension for a collective, and unpacks it.
 inline void copy_3d(cpu& device, const void* from, void* to, std::int64_t planes, std::int64_t rows,
                     std::int64_t row_bytes, std::int64_t from_plane_stride, std::int64_t from_row_stride,
                     std::int64_t to_plane_stride, std::int64_t to_row_stride) {
@@ -285,8 +285,8 @@ inline void copy_3d(cpu& device, const void* from, void* to, std::int64_t planes
   }
 }
 
-/// Copies `part` from an array that holds the box `from` to one that holds the box `to`, elements of `element_bytes`.
-/// Both arrays are row-major without gaps, and `part` lies in both boxes.
+/// Copies `part` from an array that holds the box `from` to one that holds the box `to`, with elements of
+/// `element_bytes`. Both arrays are row-major without gaps, and `part` must lie in both boxes.
 inline void copy_box(cpu&, const void* in, const box& from, void* out, const box& to, const box& part,
                      std::int64_t element_bytes) {
   const strided_copy copy = copy_of(from, to, part, element_bytes);
@@ -343,10 +343,10 @@ void rotate(const T* from, std::int64_t from_stride, T* x, const statistic_of<T>
 }
 }  // namespace detail
 
-/// Writes to x [rows, heads, head_dim] the rotation of `from`, which may be x and must not overlap it otherwise.
-/// `from_stride` and `row_stride` are the elements between rows of each, so queries or keys inside a fused projection
-/// can be rotated where they are. Row r uses row r % table_rows of cosine and sine [table_rows, head_dim / 2]: pass the
-/// local sequence length where rows are batch times sequence.
+/// Writes to x [rows, heads, head_dim] the rotation of `from`, which may be x but must not overlap it otherwise.
+/// `from_stride` and `row_stride` are the elements between their rows, so queries or keys inside a fused projection can
+/// be rotated in place. Row r uses row r % table_rows of cosine and sine [table_rows, head_dim / 2]. If rows are batch
+/// times sequence, pass the local sequence length.
 template <class T>
 void rope_forward(cpu&, const T* from, std::int64_t from_stride, T* x, const statistic_of<T>* cosine,
                   const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
@@ -354,8 +354,8 @@ void rope_forward(cpu&, const T* from, std::int64_t from_stride, T* x, const sta
   detail::rotate<T>(from, from_stride, x, cosine, sine, rows, heads, head_dim, row_stride, table_rows, 1);
 }
 
-/// Turns the gradient of the rotated values into the gradient of the original ones: the inverse rotation, of arrays as
-/// for `rope_forward`.
+/// Turns the gradient of the rotated values into the gradient of the original ones by the inverse rotation. The arrays
+/// are as for `rope_forward`.
 template <class T>
 void rope_backward(cpu&, const T* from, std::int64_t from_stride, T* dx, const statistic_of<T>* cosine,
                    const statistic_of<T>* sine, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,

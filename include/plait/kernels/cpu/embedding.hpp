@@ -1,6 +1,6 @@
 // Table lookup on the CPU for a range of the vocabulary: `table` [rows_local, width] holds the rows first ... first +
-// rows_local - 1. An id outside [0, vocab) is an error that names it; an id in another rank's range contributes zeros,
-// which leaves the layer's product partial (nn/embedding.hpp). Test: tests/unit/kernels/rope_embedding.cpp.
+// rows_local - 1. An id outside [0, vocab) is an error that names it. An id in another rank's range gives zeros, so the
+// result is partial (nn/embedding.hpp). Test: tests/unit/kernels/rope_embedding.cpp.
 #pragma once
 
 #include <algorithm>

@@ -16,7 +16,7 @@
 namespace plait::kernels {
 namespace detail {
 
-/// The probabilities of one token's experts: softmax over all, or a sigmoid of each.
+/// Computes the probabilities of one token's experts: softmax over all, or a sigmoid of each.
 template <class T, class S>
 void expert_probabilities(const T* scores, S* p, std::int64_t experts, expert_scores how) {
   if (how == expert_scores::sigmoid) {
@@ -29,8 +29,8 @@ void expert_probabilities(const T* scores, S* p, std::int64_t experts, expert_sc
   for (std::int64_t e = 0; e < experts; ++e) p[e] /= sum;
 }
 
-/// Returns what the probabilities of the chosen are divided by: their sum, where weights are normalised. The small term
-/// is DeepSeek-V3's.
+/// Returns the divisor of the chosen experts' probabilities: their sum, if weights are normalised. The small term comes
+/// from DeepSeek-V3.
 template <class S>
 S weight_divisor(const S* p, const std::int32_t* chosen, const router_settings& how) {
   if (!how.normalised) return 1;
@@ -39,7 +39,7 @@ S weight_divisor(const S* p, const std::int32_t* chosen, const router_settings& 
   return sum + static_cast<S>(how.scores == expert_scores::sigmoid ? 1e-20 : 0);
 }
 
-/// Puts the `n` best by `scores` first in `order`, the best at the front, of equal ones the lower.
+/// Puts the `n` best by `scores` first in `order`, the best one first; of equal ones the lower index first.
 template <class S>
 void best_first(std::vector<std::int32_t>& order, std::int64_t n, const std::vector<S>& scores) {
   std::partial_sort(order.begin(), order.begin() + n, order.end(), [&](std::int32_t a, std::int32_t b) {
@@ -48,7 +48,7 @@ void best_first(std::vector<std::int32_t>& order, std::int64_t n, const std::vec
   });
 }
 
-/// Makes `legal` the experts of the best groups, from the `scores` of all experts.
+/// Sets `legal` to the experts of the best groups, by the `scores` of all experts.
 template <class S>
 void take_best_groups(const std::vector<S>& scores, std::vector<std::int32_t>& legal, const router_settings& how) {
   legal.resize(scores.size());
@@ -74,11 +74,10 @@ void take_best_groups(const std::vector<S>& scores, std::vector<std::int32_t>& l
                       static_cast<std::int32_t>(e));
 }
 
-/// The probabilities that a balance loss takes, which add up to 1, and the log-sum-exp of the scores, which is
-/// returned.
+/// Computes the probabilities for a balance loss, whose sum is 1. Returns the log-sum-exp of the scores.
 template <class T, class S>
 S balanced_probabilities(const T* scores, S* p, std::int64_t experts, expert_scores how) {
-  S most = converted<S>(scores[0]), sum = 0, all = S(1e-20);  // where all sigmoids are 0
+  S most = converted<S>(scores[0]), sum = 0, all = S(1e-20);  // if all sigmoids are 0
   for (std::int64_t e = 1; e < experts; ++e) most = std::max(most, converted<S>(scores[e]));
   for (std::int64_t e = 0; e < experts; ++e) sum += std::exp(converted<S>(scores[e]) - most);
   expert_probabilities(scores, p, experts, how);
@@ -89,9 +88,10 @@ S balanced_probabilities(const T* scores, S* p, std::int64_t experts, expert_sco
 
 }  // namespace detail
 
-/// Each token's experts, `chosen` [tokens, k], the best first, of equal ones the lower first; and their `weights`
-/// [tokens, k]. `scores` is [tokens, experts]. A `bias` [experts], which may be null, is added to the probabilities by
-/// which experts and groups are chosen; weights do not have it. With `again`, `chosen` stays, and has its weights.
+/// Chooses each token's experts, `chosen` [tokens, k], the best first, of equal ones the lower first, and their
+/// `weights` [tokens, k]. `scores` is [tokens, experts]. A `bias` [experts], which may be null, is added to the
+/// probabilities for the choice of experts and groups; weights do not include it. With `again`, `chosen` is an input,
+/// and only the weights are computed.
 template <class T, class B, class S>
 void choose_experts(cpu&, const T* scores, const B* bias, std::int32_t* chosen, S* weights, std::int64_t tokens,
                     std::int64_t experts, const router_settings& how, bool again = false) {
@@ -112,7 +112,7 @@ void choose_experts(cpu&, const T* scores, const B* bias, std::int32_t* chosen, 
   }
 }
 
-/// The gradient of the scores, [tokens, experts], from that of the weights, [tokens, k]; the choice has none.
+/// The gradient of the scores [tokens, experts] from that of the weights [tokens, k]. The choice has no gradient.
 template <class T, class S>
 void choose_experts_backward(cpu&, const T* scores, const std::int32_t* chosen, const S* dweights, T* dscores,
                              std::int64_t tokens, std::int64_t experts, const router_settings& how) {
@@ -120,7 +120,7 @@ void choose_experts_backward(cpu&, const T* scores, const std::int32_t* chosen, 
   for (std::int64_t t = 0; t < tokens; ++t) {
     detail::expert_probabilities(scores, p.data(), experts, how.scores);
     const S divisor = detail::weight_divisor(p.data(), chosen, how);
-    S common = 0;  // of what the divisor takes from each
+    S common = 0;  // the common term of the divisor's gradient
     if (how.normalised)
       for (std::int64_t j = 0; j < how.chosen; ++j)
         common += dweights[j] * p[static_cast<std::size_t>(chosen[j])] / divisor;
@@ -137,7 +137,7 @@ void choose_experts_backward(cpu&, const T* scores, const std::int32_t* chosen, 
   }
 }
 
-/// Adds to counts [groups, experts] how often `chosen` [groups, size] has each expert; a negative choice was dropped.
+/// counts [groups, experts] += how often `chosen` [groups, size] has each expert. A negative choice was dropped.
 inline void count_experts(cpu&, const std::int32_t* chosen, std::int32_t* counts, std::int64_t groups,
                           std::int64_t size, std::int64_t experts) {
   for (std::int64_t g = 0; g < groups; ++g, counts += experts)
@@ -145,9 +145,10 @@ inline void count_experts(cpu&, const std::int32_t* chosen, std::int32_t* counts
       if (*chosen >= 0) ++counts[*chosen];
 }
 
-/// The auxiliary losses of `scores` [groups, size, experts], one number. It is by.z times the square of each token's
-/// log-sum-exp, and by.balance times each probability times its expert's number in `counts` [groups, experts]. Null
-/// counts: there is no balance loss. Probabilities add up to 1: sigmoids are divided by their sum.
+/// Computes the auxiliary losses of `scores` [groups, size, experts] as one number. It is by.z times the square of each
+/// token's log-sum-exp, plus by.balance times each probability times its expert's number in `counts` [groups, experts].
+/// Without counts (null) there is no balance loss. The probabilities of a token have the sum 1: sigmoids are divided by
+/// their sum.
 template <class T>
 void router_loss(cpu&, const T* scores, const std::int32_t* counts, double* loss, std::int64_t groups,
                  std::int64_t size, std::int64_t experts, expert_scores how, const router_loss_scales& by) {
@@ -166,7 +167,7 @@ void router_loss(cpu&, const T* scores, const std::int32_t* counts, double* loss
   }
 }
 
-/// Adds the gradient of `router_loss` times *seed to dscores; counts have none.
+/// Adds the gradient of `router_loss` times *seed to dscores; counts have no gradient.
 template <class T>
 void add_router_loss_gradient(cpu&, const T* scores, const std::int32_t* counts, const double* seed, T* dscores,
                               std::int64_t groups, std::int64_t size, std::int64_t experts, expert_scores how,
@@ -187,10 +188,10 @@ void add_router_loss_gradient(cpu&, const T* scores, const std::int32_t* counts,
   }
 }
 
-/// Sets to -1 the choices that are beyond `limit` of their expert in a sequence, counted in the order of choices and
-/// then of positions. `whole` [samples, positions, k] has all choices, and `choice` [samples, length, k] those from
-/// position `first` of each sequence on, or they are one array; `in_text[p]` is the index of the token at position p of
-/// the text.
+/// Sets choices to -1 that exceed the `limit` of their expert in a sequence, counted in the order of choices and then
+/// of positions. `whole` [samples, positions, k] has all choices. `choice` [samples, length, k] has those from position
+/// `first` of each sequence on, or is the same array as `whole`. `in_text[p]` is the index of the token at position p
+/// of the text.
 inline void drop_choices(cpu&, const std::int32_t* whole, const std::int32_t* in_text, std::int64_t positions,
                          std::int32_t* choice, std::int64_t samples, std::int64_t first, std::int64_t length,
                          std::int64_t k, std::int64_t experts, std::int64_t limit) {
@@ -206,9 +207,9 @@ inline void drop_choices(cpu&, const std::int32_t* whole, const std::int32_t* in
   }
 }
 
-/// The rows of n choices, k of each token, by part, and in the order of tokens within a part. `part_of[e]` is the part
-/// of expert e, negative where its rows are other ranks'. counts [parts] are the rows of each part. places [n] has the
-/// row of each choice, or -1. tokens [n] has the token of each row, and nothing beyond the rows.
+/// Sorts n choices, k per token, into rows by part, and by token within a part. `part_of[e]` is the part of expert e,
+/// negative if another rank has its rows. counts [parts] gets the rows of each part. places [n] gets the row of each
+/// choice, or -1. tokens [n] gets the token of each row, and is not written after the last row.
 inline void sort_choices(cpu&, const std::int32_t* choice, const std::int32_t* part_of, std::int64_t n, std::int64_t k,
                          std::int64_t parts, std::int32_t* counts, std::int32_t* places, std::int32_t* tokens) {
   const auto part = [&](std::int64_t j) { return choice[j] < 0 ? -1 : part_of[choice[j]]; };
@@ -223,8 +224,8 @@ inline void sort_choices(cpu&, const std::int32_t* choice, const std::int32_t* p
   }
 }
 
-/// The order by expert, and then by peer, of rows that came by peer and then by expert, counts [peers, experts] of
-/// them. Row i by expert is row sorted[i] of those that came, and `unsorted` is the inverse.
+/// Computes the order by expert, and then by peer, of rows that arrived by peer and then by expert; counts [peers,
+/// experts] has their numbers. Row i by expert is row sorted[i] in order of arrival, and `unsorted` is the inverse.
 inline void sort_arrivals(cpu&, const std::int32_t* counts, std::int64_t peers, std::int64_t experts,
                           std::int32_t* sorted, std::int32_t* unsorted) {
   std::vector<std::int32_t> begins(static_cast<std::size_t>(peers * experts));
@@ -244,8 +245,8 @@ void take_rows(cpu&, const T* in, const std::int32_t* from, T* out, std::int64_t
   for (std::int64_t i = 0; i < rows; ++i) std::copy_n(in + from[i] * width, width, out + i * width);
 }
 
-/// y [tokens, width]: the sum of a token's `rows`, which are at[t, j], each times weights[t, j], or as they are where
-/// `weights` is null. A negative place is a row that other ranks have.
+/// y [tokens, width]: the sum of a token's `rows`, at indices at[t, j], each times weights[t, j], or unweighted if
+/// `weights` is null. A negative index is a row of another rank.
 template <class T, class S>
 void sum_rows(cpu&, const T* rows, const std::int32_t* at, const S* weights, T* y, std::int64_t tokens, std::int64_t k,
               std::int64_t width) {
@@ -262,7 +263,7 @@ void sum_rows(cpu&, const T* rows, const std::int32_t* at, const S* weights, T* 
   }
 }
 
-/// The gradients of `sum_rows` from dy [tokens, width]: of its rows and of its weights [tokens, k].
+/// The gradients of `sum_rows` from dy [tokens, width]: for its rows, and for its weights [tokens, k].
 template <class T, class S>
 void sum_rows_backward(cpu&, const T* rows, const std::int32_t* at, const S* weights, const T* dy, T* drows,
                        S* dweights, std::int64_t tokens, std::int64_t k, std::int64_t width) {
@@ -288,7 +289,7 @@ void multiply_by_gates(cpu&, const T* x, const T* gates, T* y, std::int64_t rows
   }
 }
 
-/// The gradients of `multiply_by_gates` from dy [rows, width]: of x, and of the gates [rows].
+/// The gradients of `multiply_by_gates` from dy [rows, width]: for x, and for the gates [rows].
 template <class T>
 void multiply_by_gates_backward(cpu&, const T* x, const T* gates, const T* dy, T* dx, T* dgates, std::int64_t rows,
                                 std::int64_t width) {

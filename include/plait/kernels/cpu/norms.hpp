@@ -14,13 +14,13 @@
 namespace plait::kernels {
 
 // Layer norm (Ba, Kiros and Hinton 2016): y = (x - mean) inverse w + b, where inverse = 1 / sqrt(variance + eps), with
-// the biased variance. RMS norm (Zhang and Sennrich 2019) has neither mean nor bias: y = x inverse w, where inverse =
-// 1 / sqrt(mean(x^2) + eps). It is what all kernels compute where `mean`, `sums`, `bias` and `dbias` are null. The
-// backward pass needs mean [rows] and inverse [rows].
+// the biased variance. RMS norm (Zhang and Sennrich 2019) has neither mean nor bias: y = x inverse w, where inverse = 1
+// / sqrt(mean(x^2) + eps). All kernels compute RMS norm if `mean`, `sums`, `bias` and `dbias` are null. The backward
+// pass needs mean [rows] and inverse [rows].
 //
-// Where a row lies on several ranks, `columns` are the local ones, also of weights and their gradients, and
-// `columns_global` all of them. The caller then sums `row_sums`, `row_squares` and `norm_backward_dots`, in this order,
-// over the ranks between the steps.
+// If a row is divided over several ranks, `columns` counts the local columns, also of weights and their gradients, and
+// `columns_global` all of them. The caller then sums the results of `row_sums`, `row_squares` and `norm_backward_dots`,
+// in this order, over the ranks between the steps.
 
 namespace detail {
 
@@ -63,7 +63,7 @@ void row_squares(cpu&, const T* x, const statistic_of<T>* sums, statistic_of<T>*
   }
 }
 
-/// mean and inverse of whole rows from the reduced sums; either may be written over its source.
+/// Computes mean and inverse of whole rows from the reduced sums; either may overwrite its source.
 template <class S>
 void norm_statistics(cpu&, const std::type_identity_t<S>* sums, const S* squares, std::type_identity_t<S>* mean,
                      S* inverse, std::int64_t rows, std::int64_t columns_global, double eps) {
@@ -94,8 +94,8 @@ void norm_apply(cpu&, const T* x, const statistic_of<T>* mean, const statistic_o
   });
 }
 
-/// The whole forward pass where rows are whole; writes y, mean and inverse. Where `addend` is not null, its input is x
-/// + addend, rounded to T, which goes to `sum`; sum may be x.
+/// The whole forward pass for whole rows; writes y, mean and inverse. If `addend` is not null, the input is x + addend,
+/// rounded to T and written to `sum`; sum may be x.
 template <class T>
 void norm_forward(cpu& device, const T* x, const T* weight, const std::type_identity_t<T>* bias, T* y,
                   statistic_of<T>* mean, statistic_of<T>* inverse, std::int64_t rows, std::int64_t columns, double eps,
@@ -110,8 +110,8 @@ void norm_forward(cpu& device, const T* x, const T* weight, const std::type_iden
   }
 }
 
-/// dots [rows, 2], or [rows, 1] without a mean: the sums over the local columns of dy w (x - mean) inverse, and, after
-/// it, of dy w.
+/// dots [rows, 2], or [rows, 1] without a mean: the sums over the local columns of dy w (x - mean) inverse, and then of
+/// dy w.
 template <class T>
 void norm_backward_dots(cpu&, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
                         const statistic_of<T>* inverse, statistic_of<T>* dots, std::int64_t rows,
@@ -134,8 +134,7 @@ void norm_backward_dots(cpu&, const T* x, const T* weight, const T* dy, const st
 }
 
 /// dx = inverse (dy w - (dots[r, 1] + normalised x * dots[r, 0]) / columns_global) from the dots of the whole rows; dx
-/// may be dy. `addend` (such as the gradient of a residual connection) is added where it is not null; it must not be
-/// dx.
+/// may be dy. `addend` (such as the gradient of a residual connection), if not null, is added; it must not be dx.
 template <class T>
 void norm_backward_dx(cpu&, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
                       const statistic_of<T>* inverse, const statistic_of<T>* dots, T* dx, std::int64_t rows,
@@ -177,8 +176,8 @@ void norm_backward_dweight(cpu& device, const T* x, const T* dy, const statistic
   if (dbias != nullptr) bias_gradient(device, dy, dbias, rows, columns);
 }
 
-/// The whole backward pass where rows are whole. dx or dweight may be null, which skips it (dbias goes with dweight);
-/// dweight and dbias are added to, dx may be dy if dweight is null. `addend` is added to dx where it is not null; it
+/// The whole backward pass for whole rows. If dx or dweight is null, it is not computed (dbias is computed with
+/// dweight). dweight and dbias are added to; dx may be dy if dweight is null. `addend`, if not null, is added to dx; it
 /// must not be dx.
 template <class T>
 void norm_backward(cpu& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,

@@ -1,4 +1,4 @@
-// The kernels of AdamW and Muon that work element by element, on the CPU.
+// The element-wise kernels of AdamW and Muon on the CPU.
 #pragma once
 
 #include <algorithm>
@@ -17,11 +17,11 @@
 
 namespace plait::kernels {
 
-// A step of AdamW over many tensors on the CPU.
+// AdamW.
 
 namespace detail {
 
-/// The numbers of a step in the type of the arithmetic, and what they do to some elements.
+/// The numbers of a step in the type of the arithmetic, and the update of some elements.
 template <class A>
 struct adamw_arithmetic {
   A rate, root_scale, one_minus_b1, b2, one_minus_b2, epsilon, gradient_scale;
@@ -35,7 +35,7 @@ struct adamw_arithmetic {
         epsilon(static_cast<A>(settings.epsilon)),
         gradient_scale(static_cast<A>(scalars.gradient_scale)) {}
 
-  /// G has as many lanes as A: it is A, or bf16 for floats.
+  /// G is A, or bf16 for float A, and has as many lanes as A.
   template <class G>
   void update(A* master, const G* gradient, A* m, A* v, std::int64_t n, A decay) const {
     using pack = simd::pack<A>;
@@ -65,7 +65,7 @@ struct adamw_arithmetic {
   }
 };
 
-/// The factor of weights that decay.
+/// Returns the factor of weights with weight decay.
 template <class A>
 A adamw_decay(const adamw_scalars& scalars, double weight_decay) {
   return static_cast<A>(1.0 - scalars.learning_rate * weight_decay);
@@ -77,13 +77,14 @@ A adamw_decay(const adamw_scalars& scalars, double weight_decay) {
 ///   g = gradient * gradient_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;
 ///   master = master (1 - lr * weight_decay) - lr / correction1 * m / (sqrt(v / correction2) + epsilon);
 ///   weight = master, rounded, where there is a weight.
-/// Where `scalars->update` is 0, nothing changes. `scalars` lies in the device's memory. M and G are both float or both
-/// double, or G is bf16 where M is float.
+/// If `scalars->update` is 0, nothing changes. `scalars` is in the device's memory. M and G are both float or both
+/// double, or M is float and G bf16.
 template <class M, class G, class W>
 void adamw_update(cpu& device, std::span<const adamw_tensor<M, G, W>> tensors, const adamw_settings& settings,
                   const adamw_scalars* scalars) {
   if (scalars->update == 0) return;
-  constexpr std::int64_t block = 4096;  // elements after which the rounded copy is made, while they are in the cache
+  // elements that are updated before their rounded copies are written, while in the cache
+  constexpr std::int64_t block = 4096;
   const detail::adamw_arithmetic<M> numbers(settings, *scalars);
   for (const adamw_tensor<M, G, W>& t : tensors) {
     const M decay = detail::adamw_decay<M>(*scalars, t.weight_decay);
@@ -95,12 +96,11 @@ void adamw_update(cpu& device, std::span<const adamw_tensor<M, G, W>> tensors, c
   }
 }
 
-// Moments or values that are rounded stochastically for memory: block after block, they are widened, updated as above,
-// and rounded.
+// Moments or values that are rounded stochastically for memory. Each block is widened, updated as above, and rounded.
 
 namespace detail {
 
-/// The moments of `n` elements of one block, widened. `scale` is the block's, of codes.
+/// Widens the moments of `n` elements of one block. `scale` is the block's scale, for codes.
 template <class A, class S>
 void widen_moments(const S* from, std::uint8_t scale, bool second, A* to, std::int64_t n) {
   if constexpr (std::is_same_v<S, std::uint8_t>) {
@@ -111,8 +111,8 @@ void widen_moments(const S* from, std::uint8_t scale, bool second, A* to, std::i
   }
 }
 
-/// Rounds the moments again, and returns the block's new scale. First moments take the lower half of each element's
-/// random word, second ones the upper half.
+/// Rounds moments back to their stored type, and returns the block's new scale. First moments use the lower half of
+/// each element's random word, second moments the upper half.
 template <class A, class S>
 std::uint8_t round_moments(const A* from, bool second, const std::uint32_t* words, S* to, std::int64_t n) {
   const int shift = second ? 16 : 0;
@@ -136,9 +136,9 @@ std::uint8_t round_moments(const A* from, bool second, const std::uint32_t* word
 }  // namespace detail
 
 /// One step of AdamW on every tensor, in place, by the formula of `adamw_update`, with moments that are rounded for
-/// memory. Where M is bf16, values are rounded too; moments that are not rounded yet update them. An element's result
-/// depends on its own numbers and, where moments are codes, on its block's alone. G is the type of the arithmetic, or
-/// bf16 for floats; S is the type of the arithmetic, bf16 or std::uint8_t.
+/// memory. If M is bf16, values are rounded too; they are updated with the moments before rounding. An element's result
+/// depends only on its own numbers and, with moments as codes, on its block's. G is the type of the arithmetic, or bf16
+/// for float. S is the type of the arithmetic, bf16 or std::uint8_t.
 template <class M, class G, class W, class S>
 void adamw_update(cpu& device, std::span<const adamw_rounded_tensor<M, G, W, S>> tensors,
                   const adamw_settings& settings, const adamw_scalars* scalars) {
@@ -180,8 +180,8 @@ void adamw_update(cpu& device, std::span<const adamw_rounded_tensor<M, G, W, S>>
 /// The momentum of one step on every tensor:
 ///   g = gradient * gradient_scale;  momentum += (1 - b) (g - momentum);
 ///   direction = g + b (momentum - g), or momentum without Nesterov.
-/// Where `scalars->update` is 0, the momentum stays as it is and the direction is 0. `scalars` lies in the device's
-/// memory. M and G are both float or both double, or G is bf16 where M is float.
+/// If `scalars->update` is 0, the momentum does not change, and the direction is 0. `scalars` is in the device's
+/// memory. M and G are both float or both double, or M is float and G bf16.
 template <class M, class G>
 void muon_momentum(cpu& device, std::span<const muon_momentum_tensor<M, G>> tensors, const muon_settings& settings,
                    const adamw_scalars* scalars) {
@@ -201,7 +201,7 @@ void muon_momentum(cpu& device, std::span<const muon_momentum_tensor<M, G>> tens
   }
 }
 
-/// As above, with momenta in bf16, from which directions are made before they are rounded.
+/// This overload has momenta in bf16. It computes directions from the momenta before it rounds these.
 template <class M, class G>
 void muon_momentum(cpu& device, std::span<const muon_rounded_tensor<M, G>> tensors, const muon_settings& settings,
                    const adamw_scalars* scalars) {
@@ -225,7 +225,7 @@ void muon_momentum(cpu& device, std::span<const muon_rounded_tensor<M, G>> tenso
 /// The update of one step on every tensor, in place:
 ///   master = master (1 - lr * weight_decay) - lr * scale * direction;
 ///   weight = master, rounded, where there is a weight.
-/// Where `scalars->update` is 0, nothing changes. `scalars` lies in the device's memory.
+/// If `scalars->update` is 0, nothing changes. `scalars` is in the device's memory.
 template <class M, class W>
 void muon_update(cpu& device, std::span<const muon_tensor<M, W>> tensors, const adamw_scalars* scalars) {
   if (scalars->update == 0) return;
@@ -239,7 +239,7 @@ void muon_update(cpu& device, std::span<const muon_tensor<M, W>> tensors, const 
   }
 }
 
-/// y = x / (sqrt(*squares) + epsilon), of n elements; y may be x. `squares` lies in the device's memory.
+/// y = x / (sqrt(*squares) + epsilon), for n elements; y may be x. `squares` is in the device's memory.
 template <class T>
 void divide_by_norm(cpu&, const T* x, T* y, std::int64_t n, const double* squares, double epsilon) {
   const T factor = static_cast<T>(1.0 / (std::sqrt(*squares) + epsilon));

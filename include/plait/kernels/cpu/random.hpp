@@ -1,5 +1,5 @@
 // Random numbers and dropout on the CPU for the part of a tensor that a `box` describes. Every number is keyed by
-// (seed, stream, global row-major index of the element), so a tensor does not depend on how it is split.
+// (seed, stream, global row-major index of the element), so a tensor's values do not depend on its division.
 #pragma once
 
 #include <algorithm>
@@ -24,10 +24,10 @@ template <class F>
 void for_each_run(const box& part, F f) {
   if (part.local_size() == 0) return;
   int split = part.dims;
-  std::int64_t whole = 1;  // elements of the trailing dims that lie here entirely
+  std::int64_t whole = 1;  // elements of the trailing dims that are whole here
   while (split > 0 && part.local[split - 1] == part.global[split - 1]) whole *= part.local[--split];
   if (split == 0) return f(0, 0, whole);
-  --split;  // the innermost dim with only a part here: a run covers that part
+  --split;  // the innermost dim that is not whole: a run covers its part
   const std::int64_t length = part.local[split] * whole;
   const std::int64_t runs = part.local_size() / length;
   per_dim at{};
@@ -42,8 +42,8 @@ void for_each_run(const box& part, F f) {
   }
 }
 
-/// Philox for many consecutive blocks at once: words[4 * i + j] is word j of block first + i. Each 32-bit word has a
-/// 64-bit lane to itself, so that a product's two halves come from one multiplication.
+/// Computes Philox for many consecutive blocks at once: words[4 * i + j] is word j of block first + i. Each 32-bit word
+/// has its own 64-bit lane, so that one multiplication gives both halves of a product.
 inline constexpr std::int64_t blocks_at_once = 16;
 
 PLAIT_ALWAYS_INLINE void many_random_words(std::uint64_t seed, std::uint64_t stream, std::uint64_t first,
@@ -76,7 +76,7 @@ PLAIT_ALWAYS_INLINE void many_random_words(std::uint64_t seed, std::uint64_t str
   }
 }
 
-/// Calls f(local, words, lane, count) for stretches of elements: element local + i has word words[lane + i].
+/// Calls f(local, words, lane, count) for ranges of elements: element local + i has word words[lane + i].
 template <class F>
 void for_each_word(const box& part, std::uint64_t seed, std::uint64_t stream, F f) {
   constexpr std::int64_t at_once = 4 * blocks_at_once;
@@ -94,7 +94,7 @@ void for_each_word(const box& part, std::uint64_t seed, std::uint64_t stream, F 
   });
 }
 
-/// Writes the words of `count` elements from element `first` of a part on.
+/// Writes the random words of `count` elements of a part, from element `first` on.
 inline void element_words(const run_map& map, std::int64_t first, std::int64_t count, std::uint64_t seed,
                           std::uint64_t stream, std::uint32_t* out) {
   constexpr std::int64_t at_once = 4 * blocks_at_once;
@@ -135,8 +135,8 @@ void fill_uniform(cpu&, T* x, const box& part, std::uint64_t seed, std::uint64_t
                         });
 }
 
-/// y = x / (1 - p) where an element is kept, x times 0 with probability p. y may be x. Throws `plait::error` unless 0
-/// <= p < 1.
+/// y = x / (1 - p) for kept elements; with probability p an element is dropped, and y = x times 0. y may be x. Throws
+/// `plait::error` unless 0 <= p < 1.
 template <class T>
 void dropout_forward(cpu&, const T* x, T* y, const box& part, std::uint64_t seed, std::uint64_t stream, double p) {
   check_dropout(p);
@@ -153,7 +153,7 @@ void dropout_forward(cpu&, const T* x, T* y, const box& part, std::uint64_t seed
       });
 }
 
-/// dx from dy with the mask of the forward pass, made anew from its (seed, stream). dx may be dy.
+/// dx from dy with the mask of the forward pass, which is computed again from its (seed, stream). dx may be dy.
 template <class T>
 void dropout_backward(cpu& device, const T* dy, T* dx, const box& part, std::uint64_t seed, std::uint64_t stream,
                       double p) {

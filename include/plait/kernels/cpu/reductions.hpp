@@ -1,5 +1,5 @@
-// Sums on the CPU into a number in the device's memory, and numbers that are computed from such ones: nothing here
-// returns a value to the host, so that no device has to wait. Sums over ranks are collectives.
+// Sums on the CPU into numbers in the device's memory, and numbers computed from such sums. No function returns a value
+// to the host, so devices need not wait. Sums over ranks are collectives.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@ void sum(cpu&, const S* x, std::int64_t n, double* out) {
       n, [](simd::pack<S> v) { return v; }, x);
 }
 
-/// *out = the sum of n elements, each rounded to a multiple of `quantum`, a power of 2: exact while it is below 2^53
-/// quanta, so that it depends on no order.
+/// *out = the sum of n elements, each rounded to a multiple of `quantum`, a power of 2. It is exact below 2^53 quanta,
+/// and so it does not depend on the order.
 template <class S>
 void sum_of_multiples(cpu&, const S* x, std::int64_t n, double quantum, double* out) {
   double total = 0;
@@ -36,8 +36,8 @@ void sum_of_multiples(cpu&, const S* x, std::int64_t n, double quantum, double* 
 
 namespace detail {
 
-/// Adds the squares of n elements to bins: the five largest bins that an element falls into are summed in
-/// registers, lane by lane, and smaller ones element by element.
+/// Adds the squares of n elements to bins. Lanes sum squares of the five largest bins in registers; squares for smaller
+/// bins are added one by one.
 template <class G>
 void add_block_of_squares(const G* x, std::int64_t n, std::int64_t* bins) {
   namespace exact = exact_squares;
@@ -45,7 +45,7 @@ void add_block_of_squares(const G* x, std::int64_t n, std::int64_t* bins) {
   using given = typename simd::pack_of<G, width* static_cast<int>(sizeof(G))>::type;
   using doubles = typename simd::pack_of<double, width * 8>::type;
   using words = typename simd::pack_of<std::int64_t, width * 8>::type;
-  // By reference: how a vector is returned depends on the processor that is compiled for.
+  // `bits` is a reference because the way to return a vector depends on the target processor.
   const auto take_squares = [&](std::int64_t i, words& bits) {
     given from;
     std::memcpy(&from, x + i, sizeof from);
@@ -101,7 +101,7 @@ void add_block_of_squares(const G* x, std::int64_t n, std::int64_t* bins) {
 
 }  // namespace detail
 
-/// Adds the squares of all elements of all parts to `bins`, exactly: each square, rounded to double, is added as an
+/// Adds the squares of all elements of all parts to `bins`, exactly. Each square, rounded to double, is added as an
 /// integer to the three digits of its exponent's bin (kernels/sums.hpp).
 template <class G>
 void add_exact_squares(cpu&, std::span<const const_elements<G>> parts, std::int64_t* bins) {
@@ -118,7 +118,7 @@ void add_exact_squares(cpu&, std::span<const const_elements<G>> parts, std::int6
       }
     }
 }
-/// *out = the sum that the bins are.
+/// *out = the sum of the bins.
 inline void sum_of_bins(cpu&, const std::int64_t* bins, double* out) { *out = exact_squares::total(bins); }
 
 /// *out += the sum of the squares of all elements of all parts.
@@ -139,8 +139,8 @@ void fill_from(cpu& device, T* y, std::int64_t n, const double* value) {
   fill(device, y, n, *value);
 }
 
-/// norm = sqrt(*squares), factor = `clip_factor` of it, and update = 1, or 0 where the norm is not finite: then the
-/// step must be skipped, factor is 0, and skips is one more.
+/// norm = sqrt(*squares), factor = `clip_factor` of it, update = 1. If the norm is not finite, update and factor are 0,
+/// skips increases by one, and the step must be skipped.
 inline void clip(cpu&, const double* squares, double limit, clip_numbers* out) {
   out->norm = std::sqrt(*squares);
   out->update = std::isfinite(out->norm) ? 1.0 : 0.0;

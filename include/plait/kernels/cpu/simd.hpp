@@ -1,6 +1,6 @@
 // Vector registers for the kernels of the CPU: packs of numbers, an exponential, and loops over arrays that map, sum
-// and find maxima. Their width is the width of the target which the file is compiled for. A pack of bf16 holds floats:
-// they are widened when they are loaded, and rounded when they are stored. Test: tests/unit/kernels/simd.cpp.
+// and find maxima. A pack is as wide as the registers of the file's target. A pack of bf16 holds floats: loads widen
+// them, and stores round them. Test: tests/unit/kernels/simd.cpp.
 #pragma once
 
 #include <cmath>
@@ -16,8 +16,8 @@
 #include <immintrin.h>
 #endif
 
-/// Tells the compiler that the iterations of the next loop do not depend on each other. Pointers may be equal, but do
-/// not overlap with a shift.
+/// Tells the compiler that iterations of the next loop are independent. Its pointers may be equal, but must not overlap
+/// with a shift.
 #if defined(__clang__)
 #define PLAIT_IVDEP _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -37,8 +37,8 @@ inline constexpr int pack_bytes = 32;
 inline constexpr int pack_bytes = 16;
 #endif
 
-/// A register full of T, by the vector extension that g++ and clang share. Sums and maxima written with it do not need
-/// relaxed floating-point flags.
+/// A register of T, by the vector extension that g++ and clang share. Sums and maxima of packs need no relaxed
+/// floating-point flags.
 template <class T, int Bytes = pack_bytes>
 struct pack_of {
   typedef T type __attribute__((vector_size(Bytes)));
@@ -56,7 +56,7 @@ PLAIT_ALWAYS_INLINE pack<T> splat(T value) {
   return value - pack<T>{};
 }
 
-/// As many bf16 as a pack has lanes.
+/// A vector of as many bf16 as a pack has lanes.
 using bf16_bits = typename pack_of<std::uint16_t, pack_bytes / 2>::type;
 
 template <class T>
@@ -72,7 +72,7 @@ PLAIT_ALWAYS_INLINE pack<T> load(const T* from) {
   }
 }
 
-/// The first `count` lanes from memory, the others `fill`.
+/// Loads the first `count` lanes from memory, and sets the others to `fill`.
 template <class T>
 PLAIT_ALWAYS_INLINE pack<T> load_some(const T* from, std::int64_t count, arithmetic<T> fill) {
   alignas(64) arithmetic<T> lane[lanes<T>];
@@ -80,7 +80,7 @@ PLAIT_ALWAYS_INLINE pack<T> load_some(const T* from, std::int64_t count, arithme
   return load(lane);
 }
 
-/// To bf16 as `to_bf16` rounds.
+/// Stores bf16 rounded as by `to_bf16`.
 template <class T>
 PLAIT_ALWAYS_INLINE void store(pack<T> p, T* to) {
   if constexpr (std::is_same_v<T, bf16>) {
@@ -122,9 +122,9 @@ PLAIT_ALWAYS_INLINE pack<T> sqrt(pack<T> x) {
 #endif
 }
 
-/// e^x. The argument is split into n ln 2 + r with |r| <= ln(2)/2 (Cody and Waite). e^r is its Taylor series, cut where
-/// the next term is below a tenth of the last bit. Relative error below 1e-7 (float) or 4e-16 (double); results that
-/// would be subnormal become 0, -infinity gives 0, too large gives infinity.
+/// e^x. The argument is split into n ln 2 + r with |r| <= ln(2)/2 (Cody and Waite). e^r is its Taylor series up to the
+/// last term of at least a tenth of the last bit. Relative error below 1e-7 (float) or 4e-16 (double). Results that
+/// would be subnormal become 0, -infinity gives 0, and overflow gives infinity.
 template <class Element>
 PLAIT_ALWAYS_INLINE pack<Element> exp(pack<Element> x) {
   using T = arithmetic<Element>;
@@ -161,7 +161,7 @@ PLAIT_ALWAYS_INLINE pack<Element> exp(pack<Element> x) {
   series = series * r + T(1.0 / 6);
   series = series * r + T(0.5);
   const pack<T> power_of_r = r * (r * series) + r + T(1);
-  // 2^n by way of the exponent bits, in two factors because n may be one more than the largest exponent.
+  // Computes 2^n by the exponent bits, in two factors, because n may be one more than the largest exponent.
   constexpr int mantissa = single ? 23 : 52;
   constexpr integer bias = single ? 127 : 1023;
   constexpr integer rounder_bits = single ? integer(0x4B400000) : integer(0x4338000000000000);
@@ -176,7 +176,7 @@ PLAIT_ALWAYS_INLINE pack<Element> exp(pack<Element> x) {
   return x != x ? x : capped;
 }
 
-/// Folds the lanes with `combine`, upper half on lower half, down to one value.
+/// Reduces the lanes to one value with `combine`, upper half on lower half.
 template <class T, int Bytes = pack_bytes, class F>
 PLAIT_ALWAYS_INLINE T fold(typename pack_of<T, Bytes>::type p, F combine) {
   if constexpr (Bytes > 16) {
@@ -201,8 +201,8 @@ PLAIT_ALWAYS_INLINE arithmetic<T> lane_max(pack<T> p) {
   return fold<arithmetic<T>>(p, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-/// to[i] = f(from_0[i], from_1[i], ...) where f works on packs. `to` may equal an input. The body of the loop and its
-/// tail compute an element alike, so a value does not depend on where a shard begins.
+/// to[i] = f(from_0[i], from_1[i], ...) where f works on packs. `to` may equal an input. The loop's body and its tail
+/// compute elements in the same way, so a value does not depend on the start of a shard.
 template <class T, class F, class... From>
 PLAIT_ALWAYS_INLINE void transform(std::int64_t n, T* to, F f, const From*... from) {
   static_assert(((lanes<From> == lanes<T>)&&...));
@@ -211,8 +211,8 @@ PLAIT_ALWAYS_INLINE void transform(std::int64_t n, T* to, F f, const From*... fr
   if (i < n) store_some<T>(f(load_some(from + i, n - i, 0)...), to + i, n - i);
 }
 
-/// The sum over i of f(from_0[i], from_1[i], ...), where f works on packs. Four packs are added at a time, and emptied
-/// into a double every 64 packs. So a float sum of any length is good to the last bits.
+/// Returns the sum over i of f(from_0[i], from_1[i], ...), where f works on packs. It adds to four packs, whose sum is
+/// added to a double every 64 packs. So a float sum of any length is accurate to the last bits.
 template <class T, class F, class... From>
 PLAIT_ALWAYS_INLINE double sum_of(std::int64_t n, F f, const From*... from) {
   constexpr std::int64_t w = lanes<T>;
@@ -238,7 +238,7 @@ PLAIT_ALWAYS_INLINE double sum_of(std::int64_t n, F f, const From*... from) {
   return total;
 }
 
-/// The largest of n elements, -infinity for none.
+/// Returns the largest of n elements; -infinity if n is 0.
 template <class T>
 PLAIT_ALWAYS_INLINE arithmetic<T> max_of(const T* x, std::int64_t n) {
   constexpr arithmetic<T> least = -std::numeric_limits<arithmetic<T>>::infinity();
@@ -258,7 +258,8 @@ PLAIT_ALWAYS_INLINE arithmetic<T> max_of(const T* x, std::int64_t n) {
 }
 
 /// out[c] += sum over r of term(r, c). Each column is summed in T over 32 rows and beyond that in double, tile by tile,
-/// so that the sums stay in the cache. `term(r, c)` must be a plain expression of type T that vectorises over c.
+/// so that the sums stay in the cache. `term(r, c)` must be a plain expression of type T that the compiler can
+/// vectorise over c.
 template <class T, class F>
 void add_column_sums(std::int64_t rows, std::int64_t columns, T* out, F term) {
   constexpr std::int64_t tile = 256;

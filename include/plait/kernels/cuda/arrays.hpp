@@ -1,5 +1,5 @@
-// How CUDA kernels walk over arrays: in chunks of 16 bytes, over the rows and the columns of a matrix, and over many
-// tensors in one launch.
+// How CUDA kernels walk over arrays: in chunks of 16 bytes, over rows and columns of a matrix, and over many tensors in
+// one launch.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,8 @@ namespace plait::kernels::detail {
 
 // ---- chunks of 16 bytes ------------------------------------------------------------------------------------------
 
-/// Consecutive elements that one thread moves together: a multiple of 16 bytes by 16-byte accesses, or a single one.
+/// Consecutive elements that one thread moves together: a multiple of 16 bytes in 16-byte accesses, or a single
+/// element.
 template <int Width, class T>
 struct chunk {
   row_of<T, Width> at;
@@ -55,7 +56,7 @@ __device__ inline void store_chunk(T* to, const chunk<Width, T>& c) {
   }
 }
 
-/// The elements of a chunk that is a whole number of 16-byte accesses for every type of an operation.
+/// Returns the number of elements of a chunk that is a whole number of 16-byte accesses for every type of an operation.
 template <class... T>
 constexpr int chunk_width() {
   int most = 1;
@@ -63,7 +64,7 @@ constexpr int chunk_width() {
   return most;
 }
 
-/// Calls f with the number of elements of a chunk as an `integral_constant`: 1 unless 16-byte accesses are possible.
+/// Calls f with the number of elements of a chunk as an `integral_constant`; 1 if 16-byte accesses are not possible.
 template <int Width, class F>
 void with_chunk(bool vectors, F&& f) {
   if (vectors) {
@@ -95,8 +96,8 @@ static __global__ void map_kernel(std::int64_t n, F f, Out* y, const In*... in) 
   }
 }
 
-/// y[i] = f(in_0[i], in_1[i], ...), computed in the `arithmetic` of the inputs; y may be one of the inputs. No call of
-/// CUB's `DeviceTransform`: memory bounds both, and no header includes CUB (`sort_pairs`).
+/// y[i] = f(in_0[i], in_1[i], ...), computed in the `arithmetic` of the inputs; y may be one of the inputs. CUB's
+/// `DeviceTransform` would not be faster (memory limits both), and headers do not include CUB (`sort_pairs`).
 template <class F, class Out, class... In>
 void map(cuda& device, std::int64_t n, F f, Out* y, const In*... in) {
   if (n <= 0) return;
@@ -110,23 +111,23 @@ void map(cuda& device, std::int64_t n, F f, Out* y, const In*... in) {
 
 // ---- rows --------------------------------------------------------------------------------------------------------
 //
-// The threads of a block's first dimension share a row, chunk by chunk; narrow rows have one warp each and several to a
-// block (its second dimension), and wider ones a block.
+// The threads of a block's first dimension share a row, chunk by chunk. Narrow rows have one warp each, and several
+// rows share a block (its second dimension). A wider row has a block.
 
-/// Calls f as `with_chunk` does, for rows of `columns` elements of T, which begin on 16-byte boundaries if `aligned`
-/// and if they have no remainder.
+/// Calls f as `with_chunk` does, for rows of `columns` elements of T. Rows begin on 16-byte boundaries if `aligned`,
+/// and if `columns` is a whole number of chunks.
 template <class T, class F>
 void with_row_chunk(bool aligned, std::int64_t columns, F&& f) {
   constexpr int width = vector16<T>::size;
   with_chunk<width>(aligned && columns % width == 0, f);
 }
 
-/// The chunks of a row that a thread can hold in registers; those beyond are read again.
+/// The most chunks of a row that a thread holds in registers. Further chunks are read again.
 inline constexpr int held_chunks = 4;
-/// Most threads of a block of these kernels, which leaves each 128 registers.
+/// The most threads of a block of these kernels, so that each thread has 128 registers.
 inline constexpr int most_row_threads = 512;
 
-/// Blocks of rows of `columns` elements: as many threads to a row as hold it, if that is not more than `most`.
+/// Returns blocks for rows of `columns` elements: as many threads per row as can hold it, but at most `most`.
 template <int Width>
 dim3 row_block(std::int64_t columns, std::int64_t most = most_row_threads) {
   const std::int64_t chunks = (columns + Width - 1) / Width;
@@ -135,12 +136,12 @@ dim3 row_block(std::int64_t columns, std::int64_t most = most_row_threads) {
   return dim3(static_cast<unsigned>(32 * warps), warps == 1 ? 4 : 1);
 }
 
-/// The rows of this block's second dimension, and the step to its next ones.
+/// The first row of this thread, and the step to its next rows.
 __device__ inline std::int64_t first_row() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; }
 __device__ inline std::int64_t row_step() { return static_cast<std::int64_t>(gridDim.x) * blockDim.y; }
 
-/// The sum over the threads of a row, on each of them; `scratch` is shared memory for 32 values. Where a row has more
-/// than a warp, the block has only that row.
+/// Returns the sum over the threads of a row to each of them; `scratch` is shared memory for 32 values. If a row has
+/// more than one warp, the block has only that row.
 template <class S>
 __device__ inline S row_sum(S value, S* scratch) {
   return blockDim.x == warp_lanes ? warp_sum(value) : block_sum(value, scratch);
@@ -162,7 +163,7 @@ struct held_row {
   const T* row = nullptr;
   chunk<Width, T> held[held_chunks];
 
-  /// Row r of a matrix; nothing beyond the last one.
+  /// Loads row r of a matrix; loads nothing after the last row.
   __device__ void load(const T* matrix, std::int64_t r, std::int64_t rows, std::int64_t columns) {
     if (r >= rows) return;
     row = matrix + r * columns;
@@ -177,8 +178,8 @@ struct held_row {
   }
 };
 
-/// Calls f(column, k, chunk_0, chunk_1, ...) for each of this thread's chunks of some rows; k counts them. Chunks
-/// that are not held are read again; `Held` promises that all are held.
+/// Calls f(column, k, chunk_0, chunk_1, ...) for each of this thread's chunks of some rows; k counts them. Chunks not
+/// in registers are read again; `Held` promises that all are in registers.
 template <int Width, bool Held, class F, class... T>
 __device__ inline void each_held(std::int64_t columns, F f, const held_row<Width, T>&... rows) {
   PLAIT_UNROLL
@@ -195,9 +196,9 @@ __device__ inline void each_held(std::int64_t columns, F f, const held_row<Width
   }
 }
 
-// ---- element by element, with a number or two per row ------------------------------------------------------------
+// ---- element by element, with one or two numbers per row ---------------------------------------------------------
 
-// Told that two blocks are enough, ptxas spills nothing for the sake of a third.
+// The bound of two blocks keeps ptxas from spilling registers to fit a third block.
 template <int Width, class Op>
 static __global__ void __launch_bounds__(most_row_threads, 2)
     row_map_kernel(Op op, std::int64_t rows, std::int64_t columns) {
@@ -207,7 +208,7 @@ static __global__ void __launch_bounds__(most_row_threads, 2)
   }
 }
 
-/// op.at<Width>(r, c, op.row(r)) for each chunk, which begins at column c of row r.
+/// Calls op.at<Width>(r, c, op.row(r)) for each chunk; it begins at column c of row r.
 template <class T, class Op>
 void row_map(cuda& device, bool aligned, std::int64_t rows, std::int64_t columns, Op op) {
   if (rows <= 0 || columns <= 0) return;
@@ -237,7 +238,8 @@ static __global__ void __launch_bounds__(most_row_threads, 1)
   }
 }
 
-/// out[r, i] = the sum over the columns of what term.add<Width>(r, c, term.row(r), sums) adds to sums[i] for a chunk.
+/// out[r, i] = the sum over the columns of the terms that term.add<Width>(r, c, term.row(r), sums) adds to sums[i] for
+/// a chunk.
 template <class T, class Term, class S>
 void row_sums_of(cuda& device, bool aligned, std::int64_t rows, std::int64_t columns, Term term, S* out) {
   if (rows <= 0) return;
@@ -251,12 +253,13 @@ void row_sums_of(cuda& device, bool aligned, std::int64_t rows, std::int64_t col
 
 // ---- sums of columns ---------------------------------------------------------------------------------------------
 //
-// In two steps and always in one order: groups of rows into a scratch array, then the groups. CUB has no such sums: it
-// adds elements that follow one another, and computes no terms of several sums in one pass.
+// They take two steps, always in one order: groups of rows into a scratch array, then the groups. CUB has no such sums:
+// it adds consecutive elements, and does not compute several sums in one pass.
 
 inline constexpr int column_block_rows = 8;
 
-/// partial[i, group, c] of `outputs` sums; a block has 32 chunks of columns and every gridDim.y-th 8 rows.
+/// Writes partial[i, group, c] of `outputs` sums. A block has 32 chunks of columns and every gridDim.y-th group of 8
+/// rows.
 template <int Width, class Term, class S>
 static __global__ void column_sums_kernel(Term term, S* partial, std::int64_t rows, std::int64_t columns) {
   constexpr int tile = warp_lanes * Width;
@@ -298,7 +301,7 @@ static __global__ void column_finish_kernel(const S* partial, G* first, G* secon
   const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * warp_lanes + threadIdx.x;
   double sum = 0;
   if (c < columns && out != nullptr) {
-    PLAIT_UNROLL_BY(8)  // as many loads in flight: there are few blocks
+    PLAIT_UNROLL_BY(8)  // as many loads in flight, because there are few blocks
     for (std::int64_t group = threadIdx.y; group < groups; group += finish_rows)
       sum += static_cast<double>(from[group * columns + c]);
   }
@@ -316,8 +319,8 @@ void finish_columns(cuda& device, const S* partial, G* first, G* second, std::in
                         second, groups, columns);
 }
 
-/// first[c] += and second[c] += the sums over the rows of what term.add<Width>(r, c, sums) adds to sums[0] and sums[1].
-/// The order of the sums depends only on the sizes and on `aligned`.
+/// first[c] and second[c] += the sums over the rows of the terms that term.add<Width>(r, c, sums) adds to sums[0] and
+/// sums[1]. The order of the sums depends only on the sizes and on `aligned`.
 template <class T, class Term, class G>
 void add_column_sums_of(cuda& device, bool aligned, std::int64_t rows, std::int64_t columns, Term term, G* first,
                         G* second = nullptr) {
@@ -325,7 +328,7 @@ void add_column_sums_of(cuda& device, bool aligned, std::int64_t rows, std::int6
   using S = typename Term::sum_type;
   with_row_chunk<T>(aligned, columns, [&](auto width) {
     constexpr int n = decltype(width)::value;
-    constexpr std::int64_t blocks = 512;  // fill the largest GPUs
+    constexpr std::int64_t blocks = 512;  // enough for the largest GPUs
     const std::int64_t tiles = (columns + warp_lanes * n - 1) / (warp_lanes * n);
     const std::int64_t most = (rows + column_block_rows - 1) / column_block_rows;
     const std::int64_t groups = std::clamp((blocks + tiles - 1) / tiles, std::int64_t{1}, most);
@@ -340,8 +343,8 @@ void add_column_sums_of(cuda& device, bool aligned, std::int64_t rows, std::int6
 
 // ---- many tensors in one launch ----------------------------------------------------------------------------------
 //
-// Their table travels in the kernel's parameters, so that nothing is allocated or copied for it, and every block takes
-// one chunk of one tensor.
+// The table of tensors is a kernel parameter, so it needs no allocation or copy. Every block takes one chunk of one
+// tensor.
 
 /// N elements of T that one instruction moves.
 template <class T, int N>
@@ -349,17 +352,18 @@ struct alignas(N * sizeof(T)) element_pack {
   row_of<T, N> at;
 };
 
-/// Whether `pointer` may be read as packs of N elements.
+/// Whether `pointer` is aligned for packs of N elements.
 template <int N, class T>
 __device__ inline bool holds_packs(const T* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % (N * sizeof(T)) == 0;
 }
 
-/// Kernel parameters are limited to 4 KiB where a program is to run on every driver of CUDA 12; some of it is left for
-/// other parameters.
+/// Programs for every driver of CUDA 12 have at most 4 KiB of kernel parameters. The table leaves some of it for
+/// others.
 inline constexpr int table_bytes = 3900;
 
-/// `Entry` has a member `size`. Entry i has the chunks first_chunk[i] ... first_chunk[i + 1] - 1 of the launch.
+/// A table of tensors. `Entry` has a member `size`. Entry i has the chunks first_chunk[i] ... first_chunk[i + 1] - 1 of
+/// the launch.
 template <class Entry>
 struct tensor_table {
   static constexpr int room = (table_bytes - 16) / static_cast<int>(sizeof(Entry) + sizeof(int));
@@ -367,7 +371,7 @@ struct tensor_table {
   row_of<int, room + 1> first_chunk;
   int count;
 
-  /// The entry whose chunk this is.
+  /// Returns the entry that has this chunk.
   __device__ int entry_of(int chunk) const {
     int low = 0, high = count - 1;
     while (low < high) {
@@ -382,7 +386,7 @@ struct tensor_table {
   }
 };
 
-/// Calls f(table, chunks) for as many full tables as the tensors need; tensors without elements are left out.
+/// Calls f(table, chunks) for full tables until all tensors are covered; tensors without elements are skipped.
 template <class Entry, class F>
 void for_each_table(std::span<const Entry> entries, std::int64_t chunk, F f) {
   tensor_table<Entry> table{};

@@ -1,5 +1,5 @@
-// Attention on a GPU, as callers use it: checks, the choice between plait's kernels and a library's, and the launch;
-// and the merge of attention over different keys. Kernels are in kernels/cuda/attention_kernels.hpp.
+// Attention on a GPU for callers: checks, the choice between plait's kernels and a library, launches, and the merge of
+// attention over different keys. kernels/cuda/attention_kernels.hpp has the kernels.
 #pragma once
 
 #include <algorithm>
@@ -22,16 +22,17 @@
 
 namespace plait::kernels::detail {
 
-// ---- a library's attention, where its caller wants what libraries do not write -----------------------------------
+// ---- attention by a library, for results that libraries do not write ---------------------------------------------
 //
-// Results in float, sums of gradients, and rows of lse with gaps: temporaries, and moves of rows.
+// Libraries write no results in float, no sums of gradients, and no rows of lse with gaps. These need temporary arrays
+// and moves of rows.
 
-/// Where the rows of the tokens of some batches lie: token i of batch b at (b * batch + i) * stride.
+/// The memory layout of some batches' tokens: token i of batch b is at (b * batch + i) * stride.
 struct token_rows {
   std::int64_t batch, stride;
 };
 
-/// y[b, i, c] = x[b, i, c], or += it.
+/// y[b, i, c] = x[b, i, c], or += with `Add`.
 template <class From, class To, bool Add>
 struct moved_rows {
   const From* x;
@@ -61,7 +62,7 @@ struct moved_rows {
   }
 };
 
-/// Moves `tokens` rows of `width` elements in each of `batches`.
+/// Moves `tokens` rows of `width` elements in each of `batches` batches.
 template <bool Add, class From, class To>
 void move_rows(cuda& device, const From* x, token_rows from, To* y, token_rows to, std::int64_t batches,
                std::int64_t tokens, std::int64_t width) {
@@ -71,8 +72,8 @@ void move_rows(cuda& device, const From* x, token_rows from, To* y, token_rows t
   row_map<narrower>(device, aligned, batches * tokens, width, moved_rows<From, To, Add>{x, y, from, to, tokens});
 }
 
-/// A bf16 array that a library writes or reads in the place of the caller's: the caller's own where T is bf16 and no
-/// sum is wanted, else one without gaps between tokens.
+/// A bf16 array that a library reads or writes instead of the caller's array. It is the caller's array if T is bf16 and
+/// no sum is wanted; else a temporary array without gaps between tokens.
 template <class T>
 class library_array {
  public:
@@ -95,11 +96,11 @@ class library_array {
   }
   std::int64_t stride() const { return direct() ? rows_.stride : width_; }
 
-  /// Rounds the caller's numbers into it.
+  /// Copies the caller's numbers into it, rounded.
   void read() {
     if constexpr (!in_bf16) move_rows<false>(device_, data_, rows_, data(), inner(), batches_, tokens_, width_);
   }
-  /// Writes the caller's numbers from it, or adds to them.
+  /// Copies its numbers to the caller's array, or adds them.
   void write() {
     if (direct()) return;
     const bf16* const made = data();
@@ -120,7 +121,7 @@ class library_array {
   buffer<cuda> memory_;
 };
 
-/// lse [batch, heads, q_len] without gaps between its rows, as libraries want it.
+/// lse [batch, heads, q_len] without gaps between rows, as libraries require.
 class library_lse {
  public:
   library_lse(cuda& device, const attention_shape& s) : device_(device), s_(s) {
@@ -146,7 +147,7 @@ class library_lse {
   buffer<cuda> memory_;
 };
 
-/// `attention_forward` by a library, for a checked shape.
+/// Runs `attention_forward` in a library, for a checked shape.
 template <class O>
 void library_forward(cuda& device, attention_library& library, const bf16* q, const bf16* k, const bf16* v, O* o,
                      float* lse, const attention_shape& s, const attention_request& request) {
@@ -157,7 +158,7 @@ void library_forward(cuda& device, attention_library& library, const bf16* q, co
   sums.write(lse);
 }
 
-/// `attention_backward` by a library, for a checked shape.
+/// Runs `attention_backward` in a library, for a checked shape.
 template <class O, class G>
 void library_backward(cuda& device, attention_library& library, const bf16* q, const bf16* k, const bf16* v, const O* o,
                       const float* lse, const bf16* d_o, G* dq, G* dk, G* dv, const attention_shape& s,
@@ -200,8 +201,8 @@ void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, s
 
 namespace detail {
 
-/// delta[b, h, i] = sum of o * d_o over the head's elements; `lanes` neighbouring threads to a query of a head, each
-/// with `Width` of its numbers at a time.
+/// delta[b, h, i] = sum of o * d_o over the head's elements. `lanes` neighbouring threads share a query of a head, and
+/// each reads `Width` numbers at a time.
 template <int Width, class T, class O>
 static __global__ void attention_delta_rows(const O* o, const T* d_o, statistic_of<T>* delta, attention_sizes s,
                                             int lanes) {
@@ -211,7 +212,7 @@ static __global__ void attention_delta_rows(const O* o, const T* d_o, statistic_
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * groups;
   for (std::int64_t start = first; start < rows; start += static_cast<std::int64_t>(gridDim.x) * groups) {
     const std::int64_t row = start + static_cast<int>(threadIdx.x) / lanes;
-    const bool inside = row < rows;  // a warp adds together
+    const bool inside = row < rows;  // all lanes of a warp take part in the sum
     const int i = static_cast<int>(row / s.heads % s.q_len), b = static_cast<int>(row / s.heads / s.q_len);
     const int head = static_cast<int>(row % s.heads);
     A sum = A(0);
@@ -300,7 +301,7 @@ PLAIT_CUDA_INLINE std::size_t attention_shared_bytes(dtype type, std::int64_t he
 
 namespace detail {
 
-/// `lanes` neighbouring threads for each (batch, query, head), each with `Width` of its numbers at a time.
+/// `lanes` neighbouring threads share each (batch, query, head), and each reads `Width` numbers at a time.
 template <int Width, class T, class Other>
 __global__ static void merge_heads(T* o, statistic_of<T>* lse, const Other* o_other, const statistic_of<T>* lse_other,
                                    std::int64_t queries, std::int64_t q_len, std::int64_t heads, std::int64_t head_dim,
@@ -313,7 +314,7 @@ __global__ static void merge_heads(T* o, statistic_of<T>* lse, const Other* o_ot
   const bool inside = query < queries;
   const std::int64_t at = inside ? (query / q_len * heads + h) * lse_stride + query % q_len : 0;
   const S before = inside ? lse[at] : S(0), other = inside ? lse_other[at] : S(0);
-  __syncwarp();  // every lane has read lse before one overwrites it
+  __syncwarp();  // all lanes have read lse before one overwrites it
   const S larger = before > other ? before : other;
   if (!inside || larger == -infinite<S>) return;
   const S mine = exp(before - larger), others = exp(other - larger);
@@ -392,7 +393,7 @@ PLAIT_CUDA_INLINE void document_ends(cuda& device, const std::int32_t* starts, s
 
 namespace detail {
 
-/// `lanes` neighbouring threads for each (batch, query, head), each with `Width` of its numbers at a time.
+/// `lanes` neighbouring threads share each (batch, query, head), and each reads `Width` numbers at a time.
 template <int Width, class T, class O>
 static __global__ void join_sinks_to_heads(const T* sinks, O* o, statistic_of<T>* lse, attention_sizes s, int lanes) {
   using A = arithmetic<T>;
@@ -402,7 +403,7 @@ static __global__ void join_sinks_to_heads(const T* sinks, O* o, statistic_of<T>
   const int i = static_cast<int>(query % s.q_len), b = static_cast<int>(query / s.q_len);
   const bool inside = b < s.batch;
   const A before = inside ? s.statistics(lse, b, head)[i] : A(0);
-  __syncwarp();  // every lane has read lse before one overwrites it
+  __syncwarp();  // all lanes have read lse before one overwrites it
   if (!inside) return;
   const A sink = number<A>(sinks[head]), larger = before > sink ? before : sink;
   if (larger == -infinite<A>) return;
@@ -420,7 +421,7 @@ static __global__ void join_sinks_to_heads(const T* sinks, O* o, statistic_of<T>
 
 inline constexpr unsigned sink_threads = 256;
 
-/// A block for each head, which adds its queries in one order.
+/// Each head has one block, which adds its queries in one order.
 template <class T>
 static __global__ void __launch_bounds__(sink_threads)
     sum_sink_gradients(const T* sinks, const statistic_of<T>* lse, const statistic_of<T>* delta,

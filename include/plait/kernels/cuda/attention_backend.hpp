@@ -1,4 +1,4 @@
-// The decision which attention a call on a GPU runs, plait's or a library's.
+// Decides whether a call of attention on a GPU runs plait's kernels or a library.
 #pragma once
 
 #include <concepts>
@@ -13,23 +13,23 @@
 
 namespace plait::kernels {
 
-/// The types of outputs and gradients where inputs are of type T: T, or the type of statistics. With the latter, the
-/// results of pieces add up without being rounded each time.
+/// The types of outputs and gradients for inputs of type T: T, or the type of statistics. With the latter, results of
+/// pieces can be added without rounding each time.
 template <class R, class T>
 concept attention_result = std::same_as<R, T> || std::same_as<R, statistic_of<T>>;
 
-/// The properties of a call of attention that are not in its shape.
+/// The properties of an attention call that its shape does not contain.
 struct attention_request {
   dtype type = dtype::bf16;  ///< of queries, keys and values
   bool gradients = false;    ///< whether this is the backward pass
   attention_accumulate accumulate{};
-  bool float_output = false;     ///< whether the output is in the type of statistics
-  bool float_gradients = false;  ///< whether the gradients are
-  bool has_output = true;  ///< whether the backward pass is given o, and not only what `attention_delta` made of it
+  bool float_output = false;     ///< whether the output has the type of statistics
+  bool float_gradients = false;  ///< whether the gradients have the type of statistics
+  bool has_output = true;        ///< whether the backward pass gets o, and not only the result of `attention_delta`
 };
 
-/// The shape that a library is asked about and called with for a call: rows of lse have no gaps, nor has what is made
-/// in bf16 first because its caller wants float, or a sum (kernels/cuda/attention.hpp).
+/// Returns the shape with which a library is queried and called. Rows of lse have no gaps. Neither do arrays that are
+/// first written in bf16 because the caller wants float or a sum (kernels/cuda/attention.hpp).
 inline attention_shape library_shape(const attention_shape& shape, const attention_request& request) {
   attention_shape s = shape.checked();
   const std::int64_t q_token = s.heads * s.head_dim, k_token = s.kv_heads * s.head_dim;
@@ -41,9 +41,9 @@ inline attention_shape library_shape(const attention_shape& shape, const attenti
   return s;
 }
 
-/// Which attention a call with this choice runs: `own` or `cudnn`, never `automatic`. Only plait's kernels have
-/// `first_visible`, `end_visible`, rules, `score`, a backward pass without o, and queries that see nothing at all. The
-/// library judges masks, strides and sizes. Throws `plait::error` where the choice is cuDNN and it cannot do this.
+/// Returns the backend for a call: `own` or `cudnn`, never `automatic`. Only plait's kernels support `first_visible`,
+/// `end_visible`, rules, `score`, a backward pass without o, and queries that see no keys. The library decides on
+/// masks, strides and sizes. Throws `plait::error` if the choice is cuDNN and it cannot run the call.
 inline attention_backend attention_backend_for(const attention_choice& choice, const attention_shape& shape,
                                                const attention_request& request = {}) {
   if (choice.backend == attention_backend::own) return attention_backend::own;
@@ -61,7 +61,7 @@ inline attention_backend attention_backend_for(const attention_choice& choice, c
   if (shape.score.cap > 0) alone += ", a cap of scores";
   if (shape.score.alibi) alone += ", ALiBi";
   const attention_shape asked_for = library_shape(shape, request);
-  if (asked_for.q_len == 0 || asked_for.k_len == 0) return attention_backend::own;  // which writes zeros, if anything
+  if (asked_for.q_len == 0 || asked_for.k_len == 0) return attention_backend::own;  // they write at most zeros
   const bool possible = choice.library != nullptr && alone.empty() && choice.library->supports(asked_for, request.type);
   if (forced && !possible) {
     const std::string asked =
@@ -74,7 +74,7 @@ inline attention_backend attention_backend_for(const attention_choice& choice, c
   return possible ? attention_backend::cudnn : attention_backend::own;
 }
 
-/// The choice of a device that has one, else the default.
+/// Returns the device's choice if it has one, else the default.
 template <class Device>
 attention_choice attention_choice_of(const Device& device) {
   if constexpr (requires { device.attention(); }) {

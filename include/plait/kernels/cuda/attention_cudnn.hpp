@@ -1,8 +1,8 @@
-// cuDNN's fused attention as a library that a device can be given. No other header of plait includes it or needs cuDNN;
-// attention without it is plait's own.
+// cuDNN's fused attention as a library for a device. Programs include this header only if they use cuDNN; otherwise
+// attention runs plait's kernels.
 #pragma once
 
-// cuDNN's own front end prints its graphs with a JSON library unless told not to.
+// cuDNN's front end prints its graphs with a JSON library by default.
 #ifndef CUDNN_FRONTEND_SKIP_JSON_LIB
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #endif
@@ -28,23 +28,23 @@ namespace plait {
 
 struct cudnn_attention_options {
   /// Whether equal inputs give equal bits of dq, dk and dv. cuDNN's other algorithm adds to dq in the order in which
-  /// its blocks happen to come; it is the faster one: 1 to 1.5 points of a step's utilisation are expected for a Llama
-  /// of 1.7 billion parameters on an H100 (derived, not measured). The fixed order also takes memory that grows with
-  /// the square of the sequence, see `kernels::attention_shape::fixed_order_bytes`; a shape for which that is more than
-  /// the device has is refused.
+  /// its blocks finish. It is faster: it should save 1 to 1.5 points of a step's utilisation for a Llama of 1.7 billion
+  /// parameters on an H100 (derived, not measured). The fixed order also allocates memory that grows with the square of
+  /// the sequence (`kernels::attention_shape::fixed_order_bytes`). A shape that needs more memory than the device has
+  /// is refused.
   bool deterministic = true;
 };
 
 /// cuDNN's fused attention in bf16 (cuDNN 9 with the header-only cudnn_frontend). Plans are made once per shape and
 /// kept. Include it in host code where PLAIT_WITH_CUDNN is set, link with cudnn, and give the object to the device.
-/// Supports head_dim of multiples of 8 up to 128, and strides of all but lse, but not `first_visible` or `end_visible`.
-/// There may be no mask, or a causal one. With a causal mask, queries and keys begin together, with or without a
-/// window, or end together (pieces of longer sequences). Belongs to one device and its thread.
+/// Supports head_dim of multiples of 8 up to 128, and all strides except lse's, but not `first_visible` or
+/// `end_visible`. The mask must be full or causal. With a causal mask, queries and keys begin together, with or without
+/// a window, or end together (pieces of longer sequences). Only one device and its thread may use it.
 class cudnn_attention final : public attention_library {
  public:
   using graph = cudnn_frontend::graph::Graph;
 
-  /// Throws `plait::error` where cuDNN cannot be loaded or finds no GPU.
+  /// Throws `plait::error` if cuDNN cannot be loaded or finds no GPU.
   explicit cudnn_attention(const cudnn_attention_options& options = {}) : options_(options) {
     if (cudnnGetVersion() < 90000) {
       fail({"cudnn_attention: cuDNN is ", cudnnGetVersion(), ", must be at least 90000 (version 9)"});
@@ -55,7 +55,7 @@ class cudnn_attention final : public attention_library {
   cudnn_attention& operator=(const cudnn_attention&) = delete;
   ~cudnn_attention() override { cudnnDestroy(handle_); }
 
-  /// Makes the plans of both directions if that was not done.
+  /// Returns whether the shape is supported. Makes the plans of both directions on the first call for a shape.
   bool supports(const kernels::attention_shape& shape, dtype type) override {
     const kernels::attention_shape s = shape.checked();
     return type == dtype::bf16 && impossible(s).empty() && plan_of(s, false).refusal.empty() &&
@@ -77,17 +77,17 @@ class cudnn_attention final : public attention_library {
     run(device, shape.checked(), true, arrays);
   }
 
-  /// Puts one direction of a checked shape into an empty graph, which needs no GPU: where `set_sm_version` was called
-  /// on it before, `validate` finds whether cuDNN supports the shape.
+  /// Adds one direction of a checked shape to an empty graph, without a GPU. If `set_sm_version` was called on the
+  /// graph, `validate` then tells whether cuDNN supports the shape.
   static void describe(graph& g, const kernels::attention_shape& s, bool backward,
                        const cudnn_attention_options& options) {
     namespace fe = cudnn_frontend;
     g.set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
-    // cuDNN names dimensions [batch, heads, tokens, elements]; the strides give their order in memory.
+    // cuDNN's order of dimensions is [batch, heads, tokens, elements]; the strides give their order in memory.
     const auto settle = [&](const tensor& t, uid name, std::int64_t heads, std::int64_t len, std::int64_t stride) {
-      // A gradient or output has the batch stride of the array that belongs to its tokens.
+      // A gradient or output has the batch stride of the array with the same tokens.
       const std::int64_t batch =
           name == uid_k || name == uid_v || name == uid_dk || name == uid_dv ? s.k_batch : s.q_batch;
       t->set_uid(name)
@@ -134,7 +134,7 @@ class cudnn_attention final : public attention_library {
     }
   }
 
-  /// Why a shape is not supported; empty if it is.
+  /// Returns why a shape is not supported; empty if it is.
   std::string refusal(const kernels::attention_shape& shape) {
     const kernels::attention_shape s = shape.checked();
     if (const std::string reason = impossible(s); !reason.empty()) return reason;
@@ -150,7 +150,7 @@ class cudnn_attention final : public attention_library {
   struct plan {
     std::unique_ptr<graph> operations;
     std::size_t workspace = 0;
-    std::string refusal;  ///< cuDNN's reason for not making it
+    std::string refusal;  ///< cuDNN's reason for making no plan
   };
 
   template <class T>
@@ -168,20 +168,20 @@ class cudnn_attention final : public attention_library {
     if (sees_all(s)) return;
     attributes.set_diagonal_alignment(s.q_offset == s.k_offset ? alignment::TOP_LEFT : alignment::BOTTOM_RIGHT)
         .set_diagonal_band_right_bound(0);
-    // Its bound keeps column + bound > row, as the window does.
+    // cuDNN's bound keeps column + bound > row, as the window does.
     if (window_of(s) > 0) attributes.set_diagonal_band_left_bound(static_cast<int>(window_of(s)));
   }
 
   static bool sees_all(const kernels::attention_shape& s) { return s.visible(0) == s.k_len; }
-  /// The window where it hides anything from the last query, else 0.
+  /// Returns the window if it hides keys from the last query, else 0.
   static std::int64_t window_of(const kernels::attention_shape& s) {
     return s.mask.first(s.q_offset + s.q_len - 1) > s.k_offset ? s.mask.before + 1 : 0;
   }
-  /// Whether the last query sees up to the last key and no further, as in a piece of a longer sequence.
+  /// Whether the last query sees exactly up to the last key, as in a piece of a longer sequence.
   static bool ends_together(const kernels::attention_shape& s) {
     return s.q_offset + s.q_len == s.k_offset + s.k_len && s.q_len <= s.k_len;
   }
-  /// Returns the part of a checked shape that no plan is made for; empty if there is none.
+  /// Returns the unsupported property of a checked shape, for which no plan is made; empty if there is none.
   static std::string impossible(const kernels::attention_shape& s) {
     if (s.batch == 0 || s.q_len == 0 || s.k_len == 0) return "batch, q_len and k_len must be at least 1";
     if (s.head_dim % 8 != 0 || s.head_dim > 128) return "head_dim must be a multiple of 8 up to 128";
@@ -242,7 +242,7 @@ class cudnn_attention final : public attention_library {
             hint(backward), ": ", e.what()});
     }
   }
-  /// A way to use less memory, where there is one.
+  /// Returns advice for using less memory, if there is any.
   const char* hint(bool backward) const {
     return backward && options_.deterministic
                ? "; with cudnn_attention_options::deterministic = false it needs far less"
@@ -257,7 +257,7 @@ class cudnn_attention final : public attention_library {
     check(cudnnSetStream(handle_, device.main_stream().handle()), "setting the stream");
     auto workspace = workspace_of(device, p.workspace, backward);
     auto status = p.operations->execute(handle_, arrays, workspace.data());
-    if (status.is_bad() && !cuda::capturing(device.main_stream())) {  // perhaps for want of memory for its kernels
+    if (status.is_bad() && !cuda::capturing(device.main_stream())) {  // its kernels may lack memory
       device.make_room();
       status = p.operations->execute(handle_, arrays, workspace.data());
     }

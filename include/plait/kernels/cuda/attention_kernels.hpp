@@ -1,5 +1,5 @@
-// The kernels of attention and its gradients on a GPU: in float and double, and in bf16 on tensor cores. Callers use
-// kernels/cuda/attention.hpp.
+// The kernels of attention and its gradients on a GPU: in float and double, and in bf16 on tensor cores.
+// kernels/cuda/attention.hpp is the interface for callers.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 namespace plait::kernels::detail {
 
 /// An `attention_shape` for the device. Query i of batch b sees the keys from `first_key(b, i)` on and before
-/// `visible(b, i)`: the offsets and the mask are in `shift`, `lower` and `prefix`.
+/// `visible(b, i)`. `shift`, `lower` and `prefix` include the offsets and the mask.
 struct attention_sizes {
   static constexpr bool has_rule = false;
   int batch, q_len, k_len, heads, kv_heads, group, head_dim, shift, lower, prefix, k_offset;
@@ -65,19 +65,20 @@ struct attention_sizes {
     if (head_dim > 256) fail({"attention: head_dim = ", head_dim, ", on a GPU at most 256"});
   }
 
-  /// How many keys, from the first on, query i of a batch sees.
+  /// Returns how many keys, from the first on, query i of a batch sees.
   __device__ int visible(int /*b*/, int i) const {
     const int seen = i + shift > prefix ? i + shift : prefix;
     return seen < k_len ? seen : k_len;
   }
-  /// Whether the mask's rule, of which there is none here, lets query i see key j.
+  /// Whether the mask's rule lets query i see key j. These sizes have no rule.
   __device__ static constexpr bool allows(int, int) { return true; }
-  /// The first query of a batch that sees key j, if any does.
+  /// Returns the first query of a batch that sees key j, if any does.
   __device__ int first_query(int /*b*/, int j) const { return j < shift || j < prefix ? 0 : j - shift + 1; }
 
-  /// The key that a global position of `first_visible` or `end_visible` stands for; 0 if it lies before them all.
+  /// Returns the key at a global position of `first_visible` or `end_visible`; 0 for a position before all keys.
   __device__ int key_at(std::int32_t position) const { return position > k_offset ? position - k_offset : 0; }
-  /// The first key that query i may see; after the last query, the last one's first key or a later one.
+  /// Returns the first key that query i may see. After the last query, returns the last query's first key or a later
+  /// one.
   __device__ int first_key(int b, int i) const {
     int first = i + lower > 0 ? i + lower : 0;
     if (first_visible != nullptr) {
@@ -86,7 +87,7 @@ struct attention_sizes {
     }
     return first < k_len ? first : k_len;
   }
-  /// The number of queries, from the first on, that may see key j or an earlier one, if `first_key` is not regarded.
+  /// Returns the number of queries, from the first on, that may see key j or an earlier one, ignoring `first_key`.
   __device__ int end_query(int b, int j) const {
     const std::int64_t in_window = static_cast<std::int64_t>(j) - lower + 1;
     int end = in_window < 0 ? 0 : in_window < q_len ? static_cast<int>(in_window) : q_len;
@@ -104,7 +105,7 @@ struct attention_sizes {
     return end;
   }
 
-  /// Where a head of a batch begins, for the queries' kind of array and the keys' kind.
+  /// Returns the start of a head in a batch: one function for arrays of queries, one for arrays of keys.
   template <class P>
   __device__ P query_head(P array, int b, int head, std::int64_t stride) const {
     return array + b * q_batch * stride + static_cast<std::int64_t>(head) * head_dim;
@@ -113,14 +114,15 @@ struct attention_sizes {
   __device__ P key_head(P array, int b, int kv_head, std::int64_t stride) const {
     return array + b * k_batch * stride + static_cast<std::int64_t>(kv_head) * head_dim;
   }
-  /// Where a head's row of lse or delta [batch, heads, q_len] begins.
+  /// Returns the start of a head's row of lse or delta [batch, heads, q_len].
   template <class P>
   __device__ P statistics(P array, int b, int head) const {
     return array + (static_cast<std::int64_t>(b) * heads + head) * lse_stride;
   }
 
  protected:
-  static constexpr std::int64_t no_bound = -(std::int64_t{1} << 30) - 1024;  // a query of any tile, added, is below 0
+  // below 0 also after the addition of a query of any tile
+  static constexpr std::int64_t no_bound = -(std::int64_t{1} << 30) - 1024;
   static int narrow(const char* name, std::int64_t value) {
     constexpr std::int64_t most = 1 << 30;
     if (value > most) fail({"attention: ", name, " = ", value, ", at most 2^30"});
@@ -128,8 +130,8 @@ struct attention_sizes {
   }
 };
 
-/// The sizes of an attention with an `attention_score` or with `end_visible`. Kernels without them are compiled apart,
-/// so that these cost them nothing.
+/// The sizes of an attention with an `attention_score` or with `end_visible`. They have separate kernels, so that
+/// attention without these is not slower.
 struct scored_attention_sizes : attention_sizes {
   const std::int32_t* end_visible;
   double cap;
@@ -145,7 +147,7 @@ struct scored_attention_sizes : attention_sizes {
         first_head(narrow("score.first_head", s.score.first_head)),
         distance(alibi ? narrow("the distance of a query and a key", s.q_offset - s.k_offset) : 0) {}
 
-  /// After the last query, as many as the last one sees, or more.
+  /// Returns the number of visible keys; after the last query, at least the last query's number.
   __device__ int visible(int b, int i) const {
     const int seen = attention_sizes::visible(b, i);
     if (end_visible == nullptr) return seen;
@@ -167,8 +169,8 @@ struct scored_attention_sizes : attention_sizes {
 template <class Sizes>
 inline constexpr bool scores_change = std::is_base_of_v<scored_attention_sizes, Sizes>;
 
-/// The sizes of an attention with a rule, and with or without an `attention_score`: few programs have a rule, and each
-/// compiles the kernels of its own.
+/// The sizes of an attention with a rule, with or without an `attention_score`. Few programs have a rule, and each
+/// compiles the kernels for its own rule.
 template <attention_rule Rule>
 struct ruled_attention_sizes : scored_attention_sizes {
   static constexpr bool has_rule = true;
@@ -177,7 +179,7 @@ struct ruled_attention_sizes : scored_attention_sizes {
   explicit ruled_attention_sizes(const attention_shape& s)
       : scored_attention_sizes(s), first_query_position(s.q_offset), first_key_position(s.k_offset) {}
 
-  /// The rule is asked about tokens that there are.
+  /// Calls the rule only for tokens that exist.
   __device__ bool allows(int i, int j) const {
     return i < q_len && j < k_len && Rule(first_query_position + i, first_key_position + j);
   }
@@ -188,7 +190,7 @@ __device__ inline double tanh_of(double x) { return ::tanh(x); }
 __device__ inline float power_of_2(float x) { return exp2f(x); }
 __device__ inline double power_of_2(double x) { return exp2(x); }
 
-/// `attention_score` for one head.
+/// The `attention_score` of one head.
 template <class T>
 struct head_score {
   T cap, slope;
@@ -200,7 +202,7 @@ struct head_score {
     const T heads = static_cast<T>(s.power_of_heads), h = static_cast<T>(s.first_head + head);
     slope = power_of_2(h < heads ? T(-8) * (h + T(1)) / heads : T(-4) * (T(2) * (h - heads) + T(1)) / heads);
   }
-  /// Changes the score of a query and a key. Returns the derivative of the new score by the one before.
+  /// Changes the score of a query and a key. Returns the derivative of the new score by the old one.
   __device__ T change(T& score, int query, int key) const {
     T derivative = T(1);
     if (cap > T(0)) {
@@ -219,15 +221,15 @@ inline constexpr float ln_2 = 0.6931471805599453f;
 
 __host__ __device__ inline int tiles_of(int n, int tile) { return (n + tile - 1) / tile; }
 
-/// A grid of `tiles` x `heads` x `batch` blocks in one dimension, heads innermost.
+/// Returns a grid of `tiles` x `heads` x `batch` blocks in one dimension, heads innermost.
 inline unsigned attention_blocks(std::int64_t tiles, std::int64_t heads, std::int64_t batch) {
   const std::int64_t blocks = tiles * heads * batch;
   if (blocks > 0x7fffffff) fail({"attention: ", blocks, " tiles, at most 2^31 - 1 in one call"});
   return static_cast<unsigned>(blocks);
 }
 
-/// The work of one block. `from_end` counts the tiles down: where later tiles have more to do (causal queries), blocks
-/// that start first get the most.
+/// The work of one block. `from_end` reverses the order of tiles: if later tiles have more work (causal queries),
+/// blocks that start first get the most.
 struct attention_work {
   int tile, head, batch;
   __device__ attention_work(int tiles, int heads, int batches, bool from_end) {
@@ -239,7 +241,7 @@ struct attention_work {
   }
 };
 
-/// Widths of a head that kernels are made for; a narrower head is padded with zeros in shared memory.
+/// Calls `call` with the width of the smallest kernel for `head_dim`. Shared memory pads a narrower head with zeros.
 template <class Call>
 void with_head_width(int head_dim, const Call& call) {
   if (head_dim <= 64) return call(std::integral_constant<int, 64>());
@@ -247,12 +249,12 @@ void with_head_width(int head_dim, const Call& call) {
   return call(std::integral_constant<int, 256>());
 }
 
-/// Elements between the rows of a tile of bf16: the 16 bytes more than a row put the rows of an 8 x 8 matrix into
-/// different banks.
+/// Elements between the rows of a bf16 tile. The padding of 16 bytes puts the rows of an 8 x 8 matrix into different
+/// banks.
 template <int Width>
 inline constexpr int tile_pitch = Width + 8;
 
-/// Starts to copy `Rows` rows of a head into a tile of shared memory; rows from `available` on and columns from
+/// Starts to copy `Rows` rows of a head into a tile of shared memory. Rows from `available` on and columns from
 /// `head_dim` (a multiple of 8) on become 0.
 template <int Rows, int Width, int Threads>
 __device__ inline void load_tile(bf16* tile, const bf16* from, std::int64_t stride, int available, int head_dim) {
@@ -269,7 +271,7 @@ __device__ inline void load_tile(bf16* tile, const bf16* from, std::int64_t stri
   }
 }
 
-/// Turns a result's fragments of columns 16 i to 16 i + 15 into the fragment of the factor A of a next product.
+/// Turns a result's fragments for columns 16 i to 16 i + 15 into the fragment of factor A for the next product.
 __device__ inline void result_to_a(unsigned (&a)[4], const float (&left)[4], const float (&right)[4]) {
   a[0] = bf16_pair(left[0], left[1]);
   a[1] = bf16_pair(left[2], left[3]);
@@ -308,8 +310,8 @@ __device__ inline void multiply_fragment(row_of<float[4], Columns / 8>& sums, co
   }
 }
 
-/// sums[:, :] += P B for 16 rows of P. P is given as fragments of a result with `Depth` columns. B is `Columns` columns
-/// of `b_tile` with `Depth` rows.
+/// sums[:, :] += P B for 16 rows of P. P is given as fragments of a result with `Depth` columns. B has `Depth` rows and
+/// `Columns` columns in `b_tile`.
 template <int Width, int Depth, int Columns>
 __device__ inline void multiply_weights(row_of<float[4], Columns / 8>& sums, const row_of<float[4], Depth / 8>& weights,
                                         const bf16* b_tile) {
@@ -321,7 +323,7 @@ __device__ inline void multiply_weights(row_of<float[4], Columns / 8>& sums, con
   }
 }
 
-/// Writes two neighbouring elements times `factor`, or adds them to what is there.
+/// Writes two neighbouring elements times `factor`, or adds them to the memory's contents.
 __device__ inline void store_pair(bf16* to, float first, float second, bool add) {
   unsigned* const word = reinterpret_cast<unsigned*>(to);
   if (add) {
@@ -336,8 +338,8 @@ __device__ inline void store_pair(float* to, float first, float second, bool add
   to[1] = add ? to[1] + second : second;
 }
 
-/// Writes a warp's 16 rows: `upper_factor` times rows group and `lower_factor` times rows group + 8 of a result, for
-/// rows before `available` and columns before `columns`.
+/// Writes a warp's 16 rows of a result: rows group times `upper_factor`, and rows group + 8 times `lower_factor`. Only
+/// rows before `available` and columns before `columns` are written.
 template <int Columns, class O>
 __device__ inline void store_rows(O* to, std::int64_t stride, int available, int columns,
                                   const row_of<float[4], Columns / 8>& result, float upper_factor, float lower_factor,
@@ -357,15 +359,15 @@ __device__ inline void store_rows(O* to, std::int64_t stride, int available, int
   }
 }
 
-/// An array of results on the device: bf16 or, if `wide`, float. This is no template parameter, as only the end of a
-/// kernel depends on it.
+/// An array of results on the device: bf16 or, if `wide`, float. The type is not a template parameter, because only the
+/// end of a kernel depends on it.
 struct result_array {
   void* data;
   bool wide;
   result_array(bf16* array) : data(array), wide(false) {}
   result_array(float* array) : data(array), wide(true) {}
 
-  /// Calls `use` with the array as what it is.
+  /// Calls `use` with the array as a pointer of its type.
   template <class Use>
   __device__ void as_typed(const Use& use) const {
     if (wide) {
@@ -376,7 +378,7 @@ struct result_array {
   }
 };
 
-/// Refuses heads that 16-byte copies cannot read.
+/// Refuses heads that are not aligned for 16-byte copies.
 template <class... Pointers>
 void require_vectors(const attention_shape& s, Pointers... pointers) {
   if (s.head_dim % 8 != 0) fail({"attention: head_dim = ", s.head_dim, ", for bf16 a multiple of 8"});
@@ -389,11 +391,11 @@ void require_vectors(const attention_shape& s, Pointers... pointers) {
 
 // ---- in float and double, without tensor cores -------------------------------------------------------------------
 //
-// 256 threads as 16 x 16: thread (y, x) makes the elements (y + 16 r, x + 16 c) of every product.
+// 256 threads form a 16 x 16 grid: thread (y, x) computes the elements (y + 16 r, x + 16 c) of every product.
 
 inline constexpr int scalar_threads = 256;
 
-/// Elements between the rows of a tile: an odd number, so that a column's elements lie in different banks.
+/// Elements between the rows of a tile: an odd number, so that a column's elements are in different banks.
 template <int Width>
 inline constexpr int scalar_pitch = Width + 1;
 
@@ -424,7 +426,7 @@ __device__ inline T scale_of(const attention_sizes& s) {
 __device__ inline int scalar_x() { return static_cast<int>(threadIdx.x) % 16; }
 __device__ inline int scalar_y() { return static_cast<int>(threadIdx.x) / 16; }
 
-/// Copies `Rows` rows of a head into a tile; what is outside of `available` rows and `head_dim` columns becomes 0.
+/// Copies `Rows` rows of a head into a tile. Rows from `available` on and columns from `head_dim` on become 0.
 template <int Rows, int Width, class T>
 __device__ inline void load_scalar_tile(T* tile, const T* from, std::int64_t stride, int available, int head_dim) {
   for (int index = static_cast<int>(threadIdx.x); index < Rows * Width; index += scalar_threads) {
@@ -475,7 +477,7 @@ __device__ inline void multiply_scalar_weights(row_of<row_of<T, Width / 16>, Row
   }
 }
 
-/// Writes rows times `factor[row]`, or adds them to what is there.
+/// Writes rows times `factor[row]`, or adds them to the memory's contents.
 template <int Width, int Rows, class T>
 __device__ inline void store_scalar_rows(T* to, std::int64_t stride, int available, int head_dim,
                                          const row_of<row_of<T, Width / 16>, Rows / 16>& sums,
@@ -494,7 +496,7 @@ __device__ inline void store_scalar_rows(T* to, std::int64_t stride, int availab
   }
 }
 
-/// The sum and the maximum over the 16 threads that share y, on each of them.
+/// Return the sum and the maximum over the 16 threads that share y, to each of them.
 template <class T>
 __device__ inline T sum_over_x(T value) {
   for (int offset = 8; offset > 0; offset /= 2) value += __shfl_xor_sync(whole_warp, value, offset);
@@ -509,15 +511,15 @@ __device__ inline T max_over_x(T value) {
   return value;
 }
 
-/// Writes, for `Rows` queries from q0 on, which key they may see first.
+/// Writes the first visible key of `Rows` queries from q0 on.
 template <int Rows>
 __device__ inline void load_first_keys(int* first_keys, int batch, int q0, const attention_sizes& s) {
   const int row = static_cast<int>(threadIdx.x);
   if (row < Rows) first_keys[row] = s.first_key(batch, q0 + row);
 }
 
-/// Scales a thread's scores of a query and gives those of keys that the query does not see the value -inf. `k0` is the
-/// tile's first key, and `first_keys` has the first keys of the block's queries.
+/// Scales a thread's scores of a query, and sets those of keys that the query does not see to -inf. `k0` is the tile's
+/// first key, and `first_keys` has the first visible keys of the block's queries.
 template <int Queries, class T, std::size_t Columns, class Sizes>
 __device__ inline void mask_scalar_scores(T (&scores)[Columns], const int* first_keys, int x, int row, int q0, int k0,
                                           int batch, int head, const Sizes& s) {
@@ -543,8 +545,8 @@ __device__ inline void mask_scalar_scores(T (&scores)[Columns], const int* first
   }
 }
 
-/// Writes the weights of a thread's scores, which are exp(score - maximum), to a row of a tile. Brings the running
-/// maximum and sum up to date. Returns the factor for what was summed under the maximum before.
+/// Writes the weights of a thread's scores, exp(score - maximum), to a row of a tile. Updates the running maximum and
+/// sum. Returns the factor that rescales earlier sums to the new maximum.
 template <class T, std::size_t Columns>
 __device__ inline T weigh_scalar_scores(T* weights, const T (&scores)[Columns], int x, T& row_max, T& row_sum) {
   constexpr int columns = static_cast<int>(Columns);
@@ -566,13 +568,13 @@ __device__ inline T weigh_scalar_scores(T* weights, const T (&scores)[Columns], 
   return shrink;
 }
 
-/// Adds the sums of the threads that share a query, and returns 1 / sum; 0 where the query saw no key. One of these
-/// threads `writes` its lse.
+/// Adds the sums of the threads that share a query, and returns 1 / sum; 0 if the query saw no key. The thread that
+/// `writes` writes the query's lse.
 template <class T>
 __device__ inline T finish_scalar_row(T row_max, T row_sum, T* lse, bool writes, int query, const attention_work& work,
                                       const attention_sizes& s) {
   row_sum = sum_over_x(row_sum);
-  const bool saw = row_sum != T(0);  // or is not a number, which must not be hidden
+  const bool saw = row_sum != T(0);  // NaN counts, because it must stay visible
   const T factor = saw ? T(1) / row_sum : T(0);
   if (writes && query < s.q_len) {
     s.statistics(lse, work.batch, work.head)[query] = saw ? row_max + precise_log(row_sum) : -infinite<T>;
@@ -580,7 +582,7 @@ __device__ inline T finish_scalar_row(T row_max, T row_sum, T* lse, bool writes,
   return factor;
 }
 
-/// Attention in float or double: as `attention_forward_mma`, but with one tile for keys and then values.
+/// Attention in float or double: as `attention_forward_mma`, but keys and then values use one tile.
 template <class T, int Width, class Sizes>
 static __global__ void __launch_bounds__(scalar_threads, 1)
     attention_forward_scalar(const T* q, const T* k, const T* v, T* o, T* lse, Sizes s) {
@@ -630,8 +632,8 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
                                     s.q_len - q0, s.head_dim, sums, factor, false);
 }
 
-/// Probabilities and gradients of scores of one tile of a head: p = exp(score(scale Q K^T) - lse),
-/// ds = p (dO V^T - delta) times the derivative of `score`; both 0 where a query does not see a key.
+/// Probabilities of one tile of a head, p = exp(score(scale Q K^T) - lse). Gradients of the scores, ds = p (dO V^T -
+/// delta) times the derivative of `score`. Both are 0 where a query does not see a key.
 template <int Width, int Rows, class T, class Sizes>
 __device__ inline void scalar_score_gradients(row_of<row_of<T, Rows / 16>, Rows / 16>& p,
                                               row_of<row_of<T, Rows / 16>, Rows / 16>& ds, const T* query_tile,
@@ -680,7 +682,7 @@ __device__ inline void scalar_score_gradients(row_of<row_of<T, Rows / 16>, Rows 
   }
 }
 
-/// Copies the rows of lse and delta that belong to a tile of queries.
+/// Copies the rows of lse and delta for a tile of queries.
 template <int Rows, class T>
 __device__ inline void load_row_statistics(T* lse_rows, T* delta_rows, const T* lse, const T* delta, int available) {
   const int row = static_cast<int>(threadIdx.x);
@@ -690,7 +692,7 @@ __device__ inline void load_row_statistics(T* lse_rows, T* delta_rows, const T* 
   }
 }
 
-/// dK and dV in float or double. A block owns a tile of keys of one head and goes through all queries that see it.
+/// dK and dV in float or double. A block has a tile of keys of one head, and loops over all queries that see it.
 template <class T, int Width, class Sizes>
 static __global__ void __launch_bounds__(scalar_threads, 1)
     attention_key_gradients_scalar(const T* q, const T* k, const T* v, const T* lse, const T* d_o, const T* delta,
@@ -747,7 +749,7 @@ static __global__ void __launch_bounds__(scalar_threads, 1)
                                  s.k_len - k0, s.head_dim, dvalues, value_factor, add);
 }
 
-/// dQ in float or double. A block owns a tile of queries of one head and goes through the keys that it sees.
+/// dQ in float or double. A block has a tile of queries of one head, and loops over the keys that it sees.
 template <class T, int Width, class Sizes>
 static __global__ void __launch_bounds__(scalar_threads, 1)
     attention_query_gradients_scalar(const T* q, const T* k, const T* v, const T* lse, const T* d_o, const T* delta,
@@ -826,10 +828,10 @@ void launch_attention_backward(cuda& device, const T* q, const T* k, const T* v,
   }
 }
 
-// ---- in bf16 on tensor cores: what a warp works on ---------------------------------------------------------------
+// ---- in bf16 on tensor cores: the rows of a warp -----------------------------------------------------------------
 
-/// The 16 rows of a warp, of which `row` and `row + 8` are the thread's. Of every 8 columns of a result it has 2 `pair`
-/// and the next.
+/// The 16 rows of a warp; the thread has `row` and `row + 8`. Of every 8 columns of a result it has 2 `pair` and 2
+/// `pair` + 1.
 struct warp_rows {
   int warp, pair, first_row, row;
   /// `first` is the block's first row.
@@ -840,8 +842,8 @@ struct warp_rows {
         row(first_row + warp_lane() / 4) {}
 };
 
-/// The queries of a warp. Of the keys, counted from the first on, the causal mask leaves `seen` ones, and windows and
-/// documents hide `hidden` ones.
+/// The queries of a warp. The causal mask lets a query see the first `seen` keys. Windows and documents hide the first
+/// `hidden` keys.
 struct warp_queries : warp_rows {
   int batch, seen_by_all, seen_by_any, hidden_from_all, hidden_from_any;
 
@@ -859,7 +861,7 @@ struct warp_queries : warp_rows {
   __device__ bool see_any(int k0, int keys) const { return k0 < seen_by_any && k0 + keys > hidden_from_all; }
 };
 
-/// Replaces the elements of keys before the first that a query may see. A result has a column for each key from k0 on.
+/// Replaces the elements of keys before a query's first visible key. A result has a column for each key from k0 on.
 template <int Keys>
 __device__ inline void hide_early_keys(row_of<float[4], Keys / 8>& result, float replacement, const warp_queries& own,
                                        int k0, const attention_sizes& s) {
@@ -877,19 +879,19 @@ __device__ inline void hide_early_keys(row_of<float[4], Keys / 8>& result, float
 
 // ---- forward -----------------------------------------------------------------------------------------------------
 
-/// A block owns `queries` queries of one head, 16 to a warp, and goes through their keys `keys` at a time.
+/// A block has `queries` queries of one head, 16 per warp, and loops over their keys, `keys` at a time.
 template <int Width>
 struct forward_tiles {
   static constexpr int warps = 8, threads = 32 * warps, queries = 16 * warps, keys = Width <= 128 ? 64 : 32;
   static constexpr int pitch = tile_pitch<Width>;
   static constexpr std::size_t shared_bytes = (queries + 2 * keys) * pitch * sizeof(bf16);
-  /// Blocks that are to share a multiprocessor, whose registers are the limit; a rule needs some.
+  /// Number of blocks that should share a multiprocessor; registers limit it. A rule needs more registers.
   static constexpr int blocks = Width <= 64 ? 2 : 1, blocks_with_rule = 1;
   /// Whether the queries stay in registers.
   static constexpr bool keep_queries = Width == 128;
 };
 
-/// The queries of a warp as factors A of the scores: fragments in registers where `forward_tiles` keeps them there, or
+/// The queries of a warp as factor A of the scores: fragments in registers if `forward_tiles` keeps them there, else
 /// rows in shared memory.
 template <int Width>
 struct warp_query_factor {
@@ -925,8 +927,7 @@ struct warp_query_factor {
   }
 };
 
-/// Scales scores so that powers of 2 are their weights, and gives those of keys that a query does not see the value
-/// -inf.
+/// Scales scores so that 2^score is their weight, and sets those of keys that a query does not see to -inf.
 template <int Keys, class Sizes>
 __device__ inline void mask_scores(row_of<float[4], Keys / 8>& scores, const warp_queries& own, int k0, float scale,
                                    int head, const Sizes& s) {
@@ -968,13 +969,13 @@ __device__ inline void mask_scores(row_of<float[4], Keys / 8>& scores, const war
   }
 }
 
-/// The softmax of a thread's two queries over the tiles so far: their maxima, the same on the four threads of a
-/// query, and the sums of the thread's own weights.
+/// The softmax of a thread's two queries over the tiles so far: their maxima, equal on the four threads of a query, and
+/// the sums of the thread's own weights.
 struct running_softmax {
   float row_max[2] = {-infinite<float>, -infinite<float>}, row_sum[2] = {0.0f, 0.0f};
 
-  /// Turns the scores of a tile into weights, 2^(score - maximum). Sets `shrink` to the factors for what was summed
-  /// under the maxima before.
+  /// Turns the scores of a tile into weights, 2^(score - maximum). Sets `shrink` to the factors that rescale earlier
+  /// sums to the new maxima.
   template <int Keys>
   __device__ void weigh(row_of<float[4], Keys / 8>& scores, float (&shrink)[2]) {
     constexpr float nothing = -infinite<float>;
@@ -988,7 +989,7 @@ struct running_softmax {
     for (int r = 0; r < 2; ++r) {
       largest[r] = fmaxf(largest[r], __shfl_xor_sync(whole_warp, largest[r], 1));
       largest[r] = fmaxf(largest[r], __shfl_xor_sync(whole_warp, largest[r], 2));
-      // Before anything was seen there is nothing to shrink, and -inf - -inf would not be a number.
+      // If nothing was visible so far, nothing needs rescaling, and -inf - -inf would be NaN.
       shrink[r] = row_max[r] == nothing ? 1.0f : fast_exp2(row_max[r] - largest[r]);
       row_max[r] = largest[r];
       if (largest[r] == nothing) largest[r] = 0.0f;
@@ -1004,15 +1005,15 @@ struct running_softmax {
     }
   }
 
-  /// Adds the sums of the four threads of a query, writes each lse, and sets `factor` to 1 / sum; 0 where a query saw
-  /// no key.
+  /// Adds the sums of the four threads of a query, writes each lse, and sets `factor` to 1 / sum; 0 if a query saw no
+  /// key.
   __device__ void finish(float (&factor)[2], float* lse, const warp_queries& own, const attention_work& work,
                          const attention_sizes& s) {
     PLAIT_UNROLL
     for (int r = 0; r < 2; ++r) {
       row_sum[r] += __shfl_xor_sync(whole_warp, row_sum[r], 1);
       row_sum[r] += __shfl_xor_sync(whole_warp, row_sum[r], 2);
-      const bool saw = row_sum[r] != 0.0f;  // or is not a number, which must not be hidden
+      const bool saw = row_sum[r] != 0.0f;  // NaN counts, because it must stay visible
       factor[r] = saw ? 1.0f / row_sum[r] : 0.0f;
       if (own.pair == 0 && own.row + 8 * r < s.q_len) {
         s.statistics(lse, work.batch, work.head)[own.row + 8 * r] =
@@ -1022,7 +1023,7 @@ struct running_softmax {
   }
 };
 
-/// Turns a tile's scores into fragments of weights, and shrinks the sums of earlier tiles.
+/// Turns a tile's scores into fragments of weights, and rescales the sums of earlier tiles.
 template <int Width, int Keys>
 __device__ inline void weigh_scores(row_of<unsigned[4], Keys / 16>& weights, row_of<float[4], Width / 8>& sums,
                                     row_of<float[4], Keys / 8>& scores, running_softmax& softmax) {
@@ -1037,9 +1038,9 @@ __device__ inline void weigh_scores(row_of<unsigned[4], Keys / 16>& weights, row
   for (int i = 0; i < Keys / 16; ++i) result_to_a(weights[i], scores[2 * i], scores[2 * i + 1]);
 }
 
-/// Attention of bf16 on tensor cores after FlashAttention-2 (Dao 2023): scores, running maxima, sums and outputs of 16
-/// queries live in the registers of one warp, in float; powers of 2 in place of e. While the scores are made the values
-/// arrive, while those are weighted the next keys do.
+/// Attention of bf16 on tensor cores after FlashAttention-2 (Dao 2023). The scores, running maxima, sums and outputs of
+/// 16 queries are in the registers of one warp, in float, with powers of 2 instead of e. Values are loaded while scores
+/// are computed. The next keys are loaded while values are weighted.
 template <int Width, class Sizes>
 static __global__ void __launch_bounds__(forward_tiles<Width>::threads, Sizes::has_rule
                                                                             ? forward_tiles<Width>::blocks_with_rule
@@ -1078,7 +1079,7 @@ static __global__ void __launch_bounds__(forward_tiles<Width>::threads, Sizes::h
     const int k0 = tile * keys;
     const bool busy = own.see_any(k0, keys);
     load_rows(value_tile, value_rows, s.v_stride, k0);
-    unsigned weights[keys / 16][4];  // not the scores, which would take twice the registers while keys are on their way
+    unsigned weights[keys / 16][4];  // copied, because the scores would need twice the registers during the next loads
     if (busy) {
       float scores[keys / 8][4] = {};
       own_queries.template multiply<keys>(scores, key_tile);
@@ -1118,20 +1119,20 @@ void launch_attention_forward(cuda& device, const bf16* q, const bf16* k, const 
 
 // ---- backward: one kernel makes dK and dV, one dQ, and neither adds atomically -----------------------------------
 
-/// A block owns 64 rows of two matrices, 16 to a warp, and goes through rows of two others, `step` at a time; the
-/// next ones arrive while it works on these.
+/// A block has 64 rows of two matrices, 16 per warp, and loops over the rows of two others, `step` at a time. The next
+/// rows are loaded meanwhile.
 template <int Width>
 struct backward_tiles {
   static constexpr int warps = 4, threads = 32 * warps, own = 16 * warps, step = Width <= 64 ? 64 : 32;
   static constexpr int pitch = tile_pitch<Width>;
-  /// Columns of dK and dV that a block makes: both must fit the registers.
+  /// Columns of dK and dV that a block computes: both must fit into the registers.
   static constexpr int columns = Width <= 128 ? Width : 128, parts = Width / columns;
   static constexpr std::size_t tile_bytes = (2 * own + 4 * step) * pitch * sizeof(bf16);
   static constexpr std::size_t key_shared_bytes = tile_bytes + 6 * step * sizeof(float);
   static constexpr std::size_t query_shared_bytes = tile_bytes;
 };
 
-/// Starts the copies of the next round, if there is one, and waits for those of this round.
+/// Starts the copies of the next round, if there is one, and waits for the copies of this round.
 template <class Fetch>
 __device__ inline void start_round(int round, int rounds, const Fetch& fetch) {
   if (round + 1 < rounds) {
@@ -1143,15 +1144,15 @@ __device__ inline void start_round(int round, int rounds, const Fetch& fetch) {
   __syncthreads();
 }
 
-/// One tile of queries in the shared memory of a block that makes dK and dV.
+/// One tile of queries in the shared memory of a block that computes dK and dV.
 template <int Width>
 struct query_buffer {
   static constexpr int step = backward_tiles<Width>::step;
   bf16 *queries, *douts;
   float *lse, *delta;
-  std::int32_t* first_visible;  // set if the sizes have one
+  std::int32_t* first_visible;  // used if the sizes have it
 
-  /// Starts to copy the queries from q0 on, of one head.
+  /// Starts to copy the queries of one head from q0 on.
   __device__ void load(const bf16* q, const bf16* d_o, const float* from_lse, const float* from_delta, int batch,
                        int head, int q0, const attention_sizes& s) const {
     constexpr int threads = backward_tiles<Width>::threads;
@@ -1170,7 +1171,7 @@ struct query_buffer {
     commit_copies();
   }
 
-  /// The first key that query q0 + column may see.
+  /// Returns the first key that query q0 + column may see.
   __device__ int first_key(int q0, int column, const attention_sizes& s) const {
     const int in_window = q0 + column + s.lower;
     const int in_document = s.first_visible != nullptr ? s.key_at(first_visible[column]) : 0;
@@ -1178,7 +1179,7 @@ struct query_buffer {
   }
 };
 
-/// The shared memory of a block that makes dK and dV: its own keys and values, and two tiles of queries.
+/// The shared memory of a block that computes dK and dV: its keys and values, and two tiles of queries.
 template <int Width>
 struct key_gradient_memory {
   static constexpr int own = backward_tiles<Width>::own, step = backward_tiles<Width>::step, pitch = tile_pitch<Width>;
@@ -1195,7 +1196,7 @@ struct key_gradient_memory {
         delta(lse + 2 * step),
         first_visible(reinterpret_cast<std::int32_t*>(delta + 2 * step)) {}
 
-  /// Starts to copy the keys and values from k0 on, of one head.
+  /// Starts to copy the keys and values of one head from k0 on.
   __device__ void load_own(const bf16* k, const bf16* v, int batch, int kv_head, int k0,
                            const attention_sizes& s) const {
     constexpr int threads = backward_tiles<Width>::threads;
@@ -1212,7 +1213,7 @@ struct key_gradient_memory {
   }
 };
 
-/// The tiles of `Step` queries that may see a block's keys, for one head after the other of their group.
+/// The tiles of `Step` queries that may see a block's keys, for each head of their group in order.
 template <int Step>
 struct query_rounds {
   int first_tile, tiles_per_head, count;
@@ -1229,8 +1230,8 @@ struct query_rounds {
   __device__ int first_query(int round) const { return (first_tile + round % tiles_per_head) * Step; }
 };
 
-/// P^T and dS^T of a warp's 16 keys and a tile of queries of a head, from q0 on; 0 where a query does not see a key.
-/// `p` has K Q^T and `ds` has V dO^T, which are replaced. `scale` is for powers of 2.
+/// P^T and dS^T of a warp's 16 keys and a tile of queries of a head, from q0 on; 0 where a query does not see a key. It
+/// replaces K Q^T in `p` and V dO^T in `ds`. `scale` is for powers of 2.
 template <int Width, class Sizes>
 __device__ inline void transposed_score_gradients(row_of<float[4], backward_tiles<Width>::step / 8>& p,
                                                   row_of<float[4], backward_tiles<Width>::step / 8>& ds,
@@ -1285,9 +1286,9 @@ __device__ inline void transposed_score_gradients(row_of<float[4], backward_tile
   }
 }
 
-/// dK and dV of bf16 attention. All is transposed, rows being keys and columns queries, so that probabilities and their
-/// gradients are at once the factors of the next products: P^T = exp(K Q^T - lse), dV = P^T dO,
-/// dS^T = P^T (V dO^T - delta), dK = dS^T Q. One block sums over all queries and heads of the group, in order.
+/// dK and dV of bf16 attention. Everything is transposed: rows are keys and columns are queries. Probabilities and
+/// their gradients are then directly the factors of the next products: P^T = exp(K Q^T - lse), dV = P^T dO, dS^T = P^T
+/// (V dO^T - delta), dK = dS^T Q. One block sums over all queries and heads of the group, in order.
 template <int Width, class Sizes>
 static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
     attention_key_gradients_mma(const bf16* q, const bf16* k, const bf16* v, const float* lse, const bf16* d_o,
@@ -1329,7 +1330,7 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
     __syncthreads();
   }
   commit_copies();
-  wait_for_copies<0>();  // without a round nothing has waited
+  wait_for_copies<0>();  // needed if there was no round
 
   const int available = s.k_len - own.first_row, rest = s.head_dim - first_column;
   dk.as_typed([&](auto* array) {
@@ -1344,7 +1345,7 @@ static __global__ void __launch_bounds__(backward_tiles<Width>::threads)
   });
 }
 
-/// How many keys a thread's two queries see, their lse for powers of 2, and their delta.
+/// For a thread's two queries: the number of visible keys, their lse for powers of 2, and their delta.
 struct query_statistics {
   int seen[2];
   float lse[2], delta[2];
@@ -1362,8 +1363,8 @@ struct query_statistics {
   }
 };
 
-/// dS of a warp's queries of a head and a tile of keys, from k0 on; 0 where a query does not see a key. `scores` has
-/// Q K^T, and `ds` has dO V^T, which is replaced.
+/// dS of a warp's queries of a head and a tile of keys, from k0 on; 0 where a query does not see a key. `scores` has Q
+/// K^T. `ds` has dO V^T, which is replaced.
 template <int Keys, class Sizes>
 __device__ inline void score_gradients(row_of<float[4], Keys / 8>& ds, row_of<float[4], Keys / 8>& scores,
                                        const query_statistics& statistics, const warp_queries& own, int k0, float scale,
@@ -1485,7 +1486,7 @@ void launch_attention_backward(cuda& device, const bf16* q, const bf16* k, const
 
 // ---- the kernels that a shape needs ------------------------------------------------------------------------------
 
-/// Results of attention of T as launchers take them.
+/// The results of attention of T, as arguments of launchers.
 template <class T>
 using attention_results = std::conditional_t<std::is_same_v<T, bf16>, result_array, T*>;
 
@@ -1535,7 +1536,7 @@ struct kernels_of_rule {
       attention_launchers_of<float, sizes>, attention_launchers_of<double, sizes>, attention_launchers_of<bf16, sizes>};
 };
 
-/// Returns the launchers for a shape of which `attention_sizes` were made, which refuse a rule without kernels.
+/// Returns the launchers for the shape from which `attention_sizes` were made. They refuse a rule without kernels.
 template <class T>
 const attention_launchers<T>& attention_launchers_for(const attention_shape& s) {
   if (s.mask.allows != nullptr) return *s.mask.gpu_kernels;

@@ -13,13 +13,13 @@
 
 namespace plait::kernels::detail {
 
-// The walk of a block of threads over one row that may begin anywhere, in 16-byte vectors where it can.
-// kernels/cuda/arrays.hpp has rows that all begin on 16-byte boundaries.
+// A block's loop over one row with any alignment, in 16-byte vectors where possible. kernels/cuda/arrays.hpp has rows
+// that all begin on 16-byte boundaries.
 
-/// Lets a block walk over `size` elements of a row that may begin anywhere. Calls vectors(i, j) for the indices of two
-/// whole 16-byte vectors, which can be on their way at once; j is -1 where there is one left. Calls single(i) for the
-/// elements before and after them. `row` is any array that those functions read or write as vectors; `whole` is false
-/// where they could not, because two arrays lie differently.
+/// A block loops over `size` elements of a row with any alignment. Calls vectors(i, j) for the indices of two whole
+/// 16-byte vectors, which can be loaded at once; j is -1 if only one is left. Calls single(i) for the elements before
+/// and after them. `row` is any array that the functions access as vectors. `whole` is false if they cannot, because
+/// two arrays differ in alignment.
 template <class T, class Vectors, class Single>
 __device__ inline void walk_row(const T* row, std::int64_t size, bool whole, Vectors vectors, Single single) {
   constexpr int n = vector16<T>::size;
@@ -38,7 +38,7 @@ __device__ inline void walk_row(const T* row, std::int64_t size, bool whole, Vec
   for (std::int64_t k = tail + threadIdx.x; k < size; k += blockDim.x) single(k);
 }
 
-/// Whether two rows have their vectors at equal indices.
+/// Whether two rows have their 16-byte vectors at equal indices.
 template <class T>
 __device__ inline bool lie_alike(const T* a, const T* b) {
   return reinterpret_cast<std::uintptr_t>(a) % 16 == reinterpret_cast<std::uintptr_t>(b) % 16;
@@ -50,8 +50,8 @@ namespace plait::kernels {
 
 namespace detail {
 
-/// e^x. A float's error is below 2 units in the last place plus |x| / 2^24. Where |x| is large, the term is small
-/// (below 2^-126 it is 0).
+/// e^x. A float's error is below 2 units in the last place plus |x| / 2^24. For large |x| the term is small (below
+/// 2^-126 it is 0).
 __device__ inline float exp_of(float x) { return fast_exp2(x * 1.4426950408889634f); }
 __device__ inline double exp_of(double x) { return exp(x); }
 
@@ -60,7 +60,7 @@ __device__ inline S nothing() {
   return -infinite<S>;
 }
 
-/// Whether the row has a loss; an illegal target is reported where `faults` is not null.
+/// Whether the row has a loss. Reports an invalid target if `faults` is not null.
 template <class Id>
 __device__ inline bool row_counts(const Id* targets, std::int64_t row, const vocabulary_range& range,
                                   std::int64_t ignore_index, device_fault* faults) {
@@ -81,15 +81,15 @@ struct online_statistics {
     sum_exp *= exp_of(maximum - to);
     maximum = to;
   }
-  /// The origin of the exponents: exp(-infinity - 0) is 0, where -infinity - -infinity is no number.
+  /// Returns the maximum, or 0 if it is -infinity: exp(-infinity - 0) is 0, but -infinity - -infinity would be NaN.
   __device__ S base() const { return maximum > nothing<S>() ? maximum : S(0); }
 };
 
-/// The larger number; what is no number is passed over.
+/// Returns the larger number; ignores NaN.
 __device__ inline float larger(float a, float b) { return fmaxf(a, b); }
 __device__ inline double larger(double a, double b) { return fmax(a, b); }
 
-/// Block per row. `Online`: finds row_max as well; else it is given.
+/// Each row has a block. With `Online` it computes row_max too; else row_max is an input.
 template <bool Online, class T, class Id>
 __global__ static void statistics_of_rows(const T* logits, const Id* targets, statistic_of<T>* row_max,
                                           statistic_of<T>* sum_exp, statistic_of<T>* target_logit,
@@ -199,7 +199,7 @@ __global__ static void losses_of_rows(const Id* targets, const S* row_max, const
   loss[row] = static_cast<S>(value);
 }
 
-/// Block per row; reads every logit before its place is written.
+/// Each row has a block, which reads every logit before it overwrites it.
 template <class T, class Id>
 __global__ static void gradients_of_rows(const T* logits, const Id* targets, const statistic_of<T>* row_max,
                                          const statistic_of<T>* sum_exp, const statistic_of<T>* scale, T* dlogits,
@@ -225,7 +225,7 @@ __global__ static void gradients_of_rows(const T* logits, const Id* targets, con
     const std::int64_t at = static_cast<std::int64_t>(targets[row]) - range.first_column;
     const bool mine = threadIdx.x == 0 && at >= 0 && at < valid;
     S at_target = S(0);
-    if (threadIdx.x == 0) {  // divisions and logarithms in double, once for each row
+    if (threadIdx.x == 0) {  // divisions and logarithms in double, once per row
       const auto total = static_cast<double>(sum_exp[row]), g = static_cast<double>(scale[row]);
       const double lse = static_cast<double>(maximum) + log(total);
       const S factor = static_cast<S>(g * (1.0 + 2.0 * s.z_loss * lse) / total);
@@ -237,7 +237,7 @@ __global__ static void gradients_of_rows(const T* logits, const Id* targets, con
       numbers[0] = factor;
       numbers[1] = uniform;
     }
-    __syncthreads();  // the target's logit was read
+    __syncthreads();  // all threads have read the target's logit
     const S factor = numbers[0], uniform = numbers[1];
     const auto gradient = [&](T element) { return exp_of(number<S>(element) - maximum) * factor - uniform; };
     walk_row(
@@ -254,12 +254,12 @@ __global__ static void gradients_of_rows(const T* logits, const Id* targets, con
         },
         [&](std::int64_t i) { d[i] = number<T>(gradient(x[i])); });
     for (std::int64_t i = valid + threadIdx.x; i < range.columns; i += blockDim.x) d[i] = T{};
-    __syncthreads();  // the target's gradient was written without the target
+    __syncthreads();  // the gradients are written; the target's is corrected next
     if (mine) d[at] = number<T>(at_target);
   }
 }
 
-/// Threads for a row of `columns` elements; each takes a vector at a time.
+/// Returns the threads for a row of `columns` elements; each thread takes one vector at a time.
 template <class T>
 plait::detail::launch_shape block_per_row(std::int64_t rows, std::int64_t columns) {
   const std::int64_t vectors = (columns + vector16<T>::size - 1) / vector16<T>::size;

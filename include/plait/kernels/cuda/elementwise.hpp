@@ -1,5 +1,5 @@
-// CUDA kernels that work element by element: arithmetic, casts, biases, activations, SwiGLU, strided copies and rotary
-// positions. Test: tests/cuda/kernels/kernel_elementwise.cpp.
+// Element-wise CUDA kernels: arithmetic, casts, biases, activations, SwiGLU, strided copies and rotary positions. Test:
+// tests/cuda/kernels/kernel_elementwise.cpp.
 #pragma once
 
 #include <cmath>
@@ -139,8 +139,8 @@ void bias_gradient(cuda& device, const T* dy, gradient_of<T>* dbias, std::int64_
 
 namespace plait::kernels::detail {
 
-/// 1 / (1 + e^-x) for elements of type T, in the arithmetic of T. For bf16 the exponential is the hardware's: its error
-/// of 2 + |1.2 x| units of the 24th bit (CUDA programming guide) reaches a bf16's 8 bits nowhere that e^-x matters.
+/// 1 / (1 + e^-x) for elements of type T, in the arithmetic of T. bf16 uses the hardware's exponential. Its error of 2
+/// + |1.2 x| units of the 24th bit (CUDA programming guide) does not reach a bf16's 8 bits where e^-x matters.
 template <class T>
 __device__ inline arithmetic<T> logistic(arithmetic<T> x) {
   if constexpr (std::is_same_v<T, bf16>) {
@@ -347,7 +347,7 @@ struct alignas(Bytes) copy_unit {
   row_of<unsigned char, Bytes> at;
 };
 
-/// Pieces of `units` units each, at the places that the outer dimensions of `copy` give.
+/// Copies pieces of `units` units each, at the places that the outer dimensions of `copy` give.
 template <class Unit, class Index>
 static __global__ void copy_kernel(const unsigned char* from, unsigned char* to, strided_copy copy, Index pieces,
                                    std::int64_t units) {
@@ -382,7 +382,7 @@ void launch_copy(cuda& device, const unsigned char* from, unsigned char* to, con
   std::int64_t wide = 1;
   while (wide < units && wide < threads) wide *= 2;
   const dim3 block(static_cast<unsigned>(wide), static_cast<unsigned>(threads / wide));
-  // Few long pieces are divided among blocks as well.
+  // Few long pieces are also divided among blocks.
   const dim3 grid(plait::detail::blocks_for(pieces, block.y), plait::detail::blocks_for(units, 4 * wide, 65535));
   if (pieces <= 0x7fffffff) {
     plait::detail::launch(device, {grid, block}, copy_kernel<copy_unit<Bytes>, std::uint32_t>, from, to, copy,
@@ -470,7 +470,7 @@ static __global__ void rope_kernel(const T* from, std::int64_t from_stride, T* x
   const int per_head = half / Width;
   for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; r < rows;
        r += static_cast<std::int64_t>(gridDim.x) * blockDim.y) {
-    // A division of 32 bits is a fraction of one of 64.
+    // A 32-bit division takes a fraction of the time of a 64-bit one.
     const std::int64_t table_row = rows <= 0x7fffffff && table_rows <= 0x7fffffff
                                        ? static_cast<unsigned>(r) % static_cast<unsigned>(table_rows)
                                        : r % table_rows;

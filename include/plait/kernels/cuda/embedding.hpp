@@ -17,10 +17,10 @@
 
 namespace plait::kernels::detail {
 
-// The tokens of a batch, sorted by the row of an embedding's table that they look up and by their own order. So the
-// gradient's sums have one order. Test: tests/cuda/kernels/kernel_embedding.cpp.
+// The tokens of a batch, sorted by the table row that they look up, and then by their own order. This gives the
+// gradient's sums one order. Test: tests/cuda/kernels/kernel_embedding.cpp.
 
-/// The local row of a token, or -1 for one of another rank and for an illegal id, which is reported.
+/// Returns the local row of a token, or -1 for a row of another rank and for an invalid id, which is reported.
 template <class Id>
 __device__ inline std::int64_t row_of_token(const Id* ids, std::int64_t token, std::int64_t first,
                                             std::int64_t rows_local, std::int64_t vocab, device_fault* faults) {
@@ -33,9 +33,9 @@ __device__ inline std::int64_t row_of_token(const Id* ids, std::int64_t token, s
   return row >= 0 && row < rows_local ? row : -1;
 }
 
-/// The gradient's view of tokens and rows.
+/// The sorted tokens and their rows, for the gradient.
 ///
-///   row[place]     the rows of all tokens, in their order; `rows` for tokens without a row, which come last
+///   row[place]     the rows of all tokens, in ascending order; `rows` for tokens without a row, which come last
 ///   token[place]   the token that has it; tokens of one row come in their order
 ///   begin[row]     the first place of a row, and
 ///   end[row]       the one after its last; neither is written for a row without tokens
@@ -59,7 +59,7 @@ __global__ static void rows_of_tokens(const Id* ids, std::int64_t tokens, std::i
   order[token] = static_cast<int>(token);
 }
 
-/// This is not CUB's `DeviceRunLengthEncode`: another kernel would have to spread its runs over the rows.
+/// CUB's `DeviceRunLengthEncode` would need another kernel, which assigns its runs to the rows.
 static __global__ void bounds_of_rows(std::int64_t tokens, sorted_tokens s) {
   const std::int64_t place = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (place >= tokens || s.row[place] == s.rows) return;
@@ -68,12 +68,12 @@ static __global__ void bounds_of_rows(std::int64_t tokens, sorted_tokens s) {
   if (place + 1 == tokens || s.row[place + 1] != row) s.end[row] = static_cast<int>(place + 1);
 }
 
-/// Numbers of 4 bytes that `sort_tokens` needs.
+/// Returns how many 4-byte numbers `sort_tokens` needs.
 inline std::size_t numbers_to_sort(std::int64_t tokens, std::int64_t rows) {
   return static_cast<std::size_t>(4 * tokens + 2 * rows);
 }
 
-/// The result lies in `memory`, which is on the device.
+/// The result is in `memory`, on the device.
 template <class Id>
 sorted_tokens sort_tokens(cuda& device, const Id* ids, std::int64_t tokens, std::int64_t first, std::int64_t rows_local,
                           std::int64_t vocab, int* memory) {
@@ -100,10 +100,10 @@ namespace plait::kernels {
 
 namespace detail {
 
-/// Loads that a thread has in flight.
+/// Loads in flight per thread.
 inline constexpr int loads_in_flight = 4;
 
-/// A block for each token.
+/// Each token has a block.
 template <class T, class Id>
 __global__ static void look_up(const Id* ids, const T* table, T* y, std::int64_t tokens, std::int64_t width,
                                std::int64_t first, std::int64_t rows_local, std::int64_t vocab, bool vectors,
@@ -130,11 +130,11 @@ __global__ static void look_up(const Id* ids, const T* table, T* y, std::int64_t
   }
 }
 
-/// Tokens of a row that are added up in one piece, by one block for each part of the columns.
+/// The number of a row's tokens that one block adds, for each part of the columns.
 inline constexpr int piece_tokens = 128;
 
-/// Blocks (place, part of the columns); the block of the first place of a piece adds the piece's tokens in order: the
-/// first piece of a row to the row, the others to row place / piece_tokens of `partial`, which is another one for each.
+/// The grid is (place, part of the columns). The block at the first place of a piece adds the piece's tokens in order.
+/// It adds the first piece of a row to the row, and others to row place / piece_tokens of `partial`, which is unique.
 /// Every thread has N columns.
 template <class T, int N>
 __global__ static void add_pieces(const T* dy, gradient_of<T>* dtable, gradient_of<T>* partial, std::int64_t tokens,
@@ -143,7 +143,7 @@ __global__ static void add_pieces(const T* dy, gradient_of<T>* dtable, gradient_
   constexpr int at_once = 8;  // loads in flight
   for (std::int64_t place = blockIdx.x; place < tokens; place += gridDim.x) {
     const std::uint32_t row = s.row[place];
-    if (row == s.rows) return;  // and so have all places after it
+    if (row == s.rows) return;  // all later places have no row either
     const int at = static_cast<int>(place), begin = s.begin[row], left = s.end[row] - at;
     if ((at - begin) % piece_tokens != 0) continue;
     const int* const piece = s.token + at;
@@ -173,8 +173,8 @@ __global__ static void add_pieces(const T* dy, gradient_of<T>* dtable, gradient_
   }
 }
 
-/// Adds the pieces of a row beyond its first to it, in order. Blocks (some places, part of the columns) look for rows
-/// of several pieces that begin among their places.
+/// Adds the pieces of a row after its first one to it, in order. The grid is (some places, part of the columns). A
+/// block handles rows of several pieces that begin among its places.
 template <class G>
 __global__ static void add_partials(G* dtable, const G* partial, std::int64_t tokens, std::int64_t width,
                                     sorted_tokens s) {

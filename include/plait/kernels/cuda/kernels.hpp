@@ -1,5 +1,5 @@
-// Every CUDA kernel. Where kernels are compiled, this includes them; other files see the launchers, which
-// plait::compiled_cuda provides. Layers include kernels/kernels.hpp, which adds this; cuDNN's attention is in
+// Every CUDA kernel, in files that compile kernels; other files get the launchers, which plait::compiled_cuda provides.
+// Layers include kernels/kernels.hpp, which includes this header. cuDNN's attention is in
 // kernels/cuda/attention_cudnn.hpp.
 #pragma once
 
@@ -18,5 +18,5 @@
 #include "plait/kernels/cuda/random.hpp"
 #include "plait/kernels/cuda/reductions.hpp"
 #elif defined(__CUDACC__)
-#include "plait/kernels/cuda/attention_kernels.hpp"  // a mask's rule is compiled with the kernels that call it
+#include "plait/kernels/cuda/attention_kernels.hpp"  // the kernels for a mask's rule are compiled where the rule is
 #endif

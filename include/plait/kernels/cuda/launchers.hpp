@@ -1,6 +1,6 @@
-// The launchers of the CUDA kernels, each declared once; the other headers of this folder define them, and kernels/cpu/
-// documents what each computes. For bf16, statistics, factors and gradients of weights are float. Pointers are into the
-// device's memory, and work goes to the main stream.
+// Declarations of the CUDA kernels' launchers, which the other headers of this folder define. kernels/cpu/ documents
+// what each computes. For bf16, statistics, factors and gradients of weights are float. Pointers are into the device's
+// memory, and work goes to the main stream.
 #pragma once
 
 #include <cstddef>
@@ -27,12 +27,12 @@ namespace plait::kernels {
 template <class T>
 void add(cuda& device, const T* a, const T* b, T* y, std::int64_t n);
 
-/// y += a; in bf16 each call rounds.
+/// y += a; in bf16 each call rounds the sum.
 template <class T>
 void accumulate(cuda& device, const T* a, T* y, std::int64_t n);
 
-/// y *= factor, a double whatever T is: where a template's parameters compute their types, g++, which compiles nvcc's
-/// side, and clang name the function differently, and do not link.
+/// y *= factor, which is a double for every T. If parameter types were computed from T, g++, which compiles nvcc's
+/// side, and clang would mangle the name differently, and not link.
 template <class T>
 void scale(cuda& device, T* y, std::int64_t n, double factor);
 
@@ -91,7 +91,7 @@ void swiglu_backward(cuda& device, const T* gate_up, const T* dy, T* dgate_up, s
 
 // ---- strided copies ----------------------------------------------------------------------------------------------
 //
-// Each is one launch, or a copy by the device itself where nothing is strided.
+// Each is one launch, or a copy by the device itself if nothing is strided.
 
 void copy_3d(cuda& device, const void* from, void* to, std::int64_t planes, std::int64_t rows, std::int64_t row_bytes,
              std::int64_t from_plane_stride, std::int64_t from_row_stride, std::int64_t to_plane_stride,
@@ -105,9 +105,9 @@ void copy_box(cuda& device, const void* in, const box& from, void* out, const bo
 
 // ---- rotary positions --------------------------------------------------------------------------------------------
 //
-// The tables are made on the host and uploaded (kernels/settings.hpp).
+// The tables are computed on the host and uploaded (kernels/settings.hpp).
 
-/// cosine, sine [count, frequencies] in device memory: the rotations of the given positions, which like the frequencies
+/// cosine, sine [count, frequencies] in device memory: the rotations of the given positions. Positions and frequencies
 /// are in host memory (see `rope_rotations`).
 template <class S>
 void rope_table(cuda& device, const std::int64_t* positions, std::int64_t count, std::span<const double> frequencies,
@@ -125,7 +125,7 @@ void rope_backward(cuda& device, const T* from, std::int64_t from_stride, T* dx,
 
 // ---- norms (kernels/cpu/norms.hpp) -------------------------------------------------------------------------------
 //
-// Where `mean`, `sums`, `bias` and `dbias` are null, they are RMS norm.
+// If `mean`, `sums`, `bias` and `dbias` are null, they compute RMS norm.
 
 template <class T>
 void row_sums(cuda& device, const T* x, statistic_of<T>* out, std::int64_t rows, std::int64_t columns);
@@ -142,7 +142,7 @@ template <class T>
 void norm_apply(cuda& device, const T* x, const statistic_of<T>* mean, const statistic_of<T>* inverse, const T* weight,
                 const std::type_identity_t<T>* bias, T* y, std::int64_t rows, std::int64_t columns);
 
-/// Reads x once.
+/// It reads x once.
 template <class T>
 void norm_forward(cuda& device, const T* x, const T* weight, const std::type_identity_t<T>* bias, T* y,
                   statistic_of<T>* mean, statistic_of<T>* inverse, std::int64_t rows, std::int64_t columns, double eps,
@@ -158,7 +158,7 @@ void norm_backward_dx(cuda& device, const T* x, const T* weight, const T* dy, co
                       std::int64_t columns, std::int64_t columns_global,
                       const std::type_identity_t<T>* addend = nullptr);
 
-/// Both in one pass.
+/// It computes both in one pass.
 template <class T>
 void norm_backward_dweight(cuda& device, const T* x, const T* dy, const statistic_of<T>* mean,
                            const statistic_of<T>* inverse, gradient_of<T>* dweight, gradient_of<T>* dbias,
@@ -171,16 +171,16 @@ void norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const
 
 // ---- attention ---------------------------------------------------------------------------------------------------
 
-/// Attention in blocks, scores never in memory: on tensor cores for bf16 (head_dim and strides multiples of 8, arrays
-/// on 16-byte boundaries), with plain multiply-adds for float and double. Writes o (0 for queries that see nothing) and
-/// lse [batch, heads, q_len]. lse is the natural logarithm of the sum of the exponentials of the scaled scores. The
-/// work is in proportion to the pairs that see each other. O is T or statistic_of<T>. head_dim is at most 256; throws
-/// `plait::error` for a shape that cannot be. `choice` selects the kernels for bf16 (`attention_backend_for`).
+/// Attention in blocks, without scores in memory. bf16 uses tensor cores (head_dim and strides multiples of 8, arrays
+/// on 16-byte boundaries); float and double use multiply-adds. Writes o (0 for queries that see nothing) and lse
+/// [batch, heads, q_len]. lse is the natural logarithm of the sum of the exponentials of the scaled scores. The work is
+/// proportional to the number of visible pairs. O is T or statistic_of<T>. head_dim is at most 256; throws
+/// `plait::error` for an impossible shape. `choice` selects the kernels for bf16 (`attention_backend_for`).
 template <class T, attention_result<T> O>
 void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, statistic_of<T>* lse,
                        const attention_shape& shape, const attention_choice& choice);
 
-/// Uses the device's choice.
+/// This overload uses the device's choice.
 template <class T, attention_result<T> O>
 void attention_forward(cuda& device, const T* q, const T* k, const T* v, O* o, statistic_of<T>* lse,
                        const attention_shape& shape) {
@@ -202,14 +202,14 @@ void sink_gradients(cuda& device, const T* sinks, const statistic_of<T>* lse, co
 template <class T, attention_result<T> O>
 void attention_delta(cuda& device, const O* o, const T* d_o, statistic_of<T>* delta, const attention_shape& shape);
 
-/// Where delta is given, plait's kernels do not read o, which may be null, and a library does. Every sum has one order,
-/// so equal inputs give equal bits. Demands on the shape as for `attention_forward`.
+/// If delta is given, plait's kernels do not read o, which may be null; a library reads it. Every sum has one order, so
+/// equal inputs give equal bits. Requires the same of the shape as `attention_forward`.
 template <class T, attention_result<T> O, attention_result<T> G>
 void attention_backward(cuda& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
                         const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,
                         attention_accumulate accumulate, const statistic_of<T>* delta, const attention_choice& choice);
 
-/// Uses the device's choice.
+/// This overload uses the device's choice.
 template <class T, attention_result<T> O, attention_result<T> G>
 void attention_backward(cuda& device, const T* q, const T* k, const T* v, const O* o, const statistic_of<T>* lse,
                         const T* d_o, G* dq, G* dk, G* dv, const attention_shape& shape,
@@ -217,13 +217,13 @@ void attention_backward(cuda& device, const T* q, const T* k, const T* v, const 
   attention_backward(device, q, k, v, o, lse, d_o, dq, dk, dv, shape, accumulate, delta, attention_choice_of(device));
 }
 
-/// The shared memory, in bytes of a block, that plait's own kernels of attention and its gradients need for `type`
-/// activations. GPUs have 99 KB (8.6, 8.9, 12.0), 163 KB (8.0) or 227 KB (9.0, 10.0) to give.
+/// The shared memory, in bytes per block, that plait's kernels of attention and its gradients need for `type`
+/// activations. GPUs offer 99 KB (8.6, 8.9, 12.0), 163 KB (8.0) or 227 KB (9.0, 10.0).
 std::size_t attention_shared_bytes(dtype type, std::int64_t head_dim);
 
-/// Refuses a model whose attention this GPU cannot run, when the model is made and not in its first step. What plait's
-/// kernels have no room for, the device's library may run, if it does so for a plain shape of this head_dim; of masks
-/// and strides, the launch decides.
+/// Refuses a model whose attention this GPU cannot run, when the model is made instead of in its first step. If plait's
+/// kernels need too much shared memory, the device's library may run it, provided that it supports a plain shape of
+/// this head_dim. The launch decides on masks and strides.
 inline void require_attention(const cuda& device, dtype type, std::int64_t head_dim) {
   const attention_choice& choice = device.attention();
   const bool asks = type == dtype::bf16 && choice.library != nullptr && choice.backend != attention_backend::own;
@@ -245,15 +245,15 @@ inline void require_attention(const cuda& device, dtype type, std::int64_t head_
           asks ? "" : "an attention_library such as cuDNN's, ", "or a GPU with more"});
 }
 
-/// Where many sets are merged, a float o collects the parts without rounding each time.
+/// For merges of many sets, a float o avoids rounding in each merge.
 template <class T, class Other>
 void merge_lse(cuda& device, T* o, statistic_of<T>* lse, const Other* o_other, const statistic_of<T>* lse_other,
                std::int64_t other_stride, const attention_shape& shape);
 
 // ---- cross entropy (kernels/cpu/cross_entropy.hpp) ---------------------------------------------------------------
 //
-// The vocabulary may be split over ranks and padded. A target outside the vocabulary is reported by the next
-// `synchronize`, and until then is ignored.
+// The vocabulary may be split over ranks and padded. The next `synchronize` reports a target outside the vocabulary;
+// until then it is ignored.
 
 template <class T>
 void cross_entropy_max(cuda& device, const T* logits, statistic_of<T>* row_max, std::int64_t rows,
@@ -264,8 +264,8 @@ void cross_entropy_statistics(cuda& device, const T* logits, const Id* targets, 
                               statistic_of<T>* sum_exp, statistic_of<T>* target_logit, statistic_of<T>* sum_logits,
                               std::int64_t rows, const vocabulary_range& range, const cross_entropy_settings& settings);
 
-/// `cross_entropy_max` and `cross_entropy_statistics` relative to the local maximum, in one pass over the logits. Where
-/// the vocabulary is whole these are final.
+/// Computes `cross_entropy_max`, and `cross_entropy_statistics` relative to the local maximum, in one pass over the
+/// logits. For a whole vocabulary these results are final.
 template <class T, class Id>
 void cross_entropy_local_statistics(cuda& device, const T* logits, const Id* targets, statistic_of<T>* row_max,
                                     statistic_of<T>* sum_exp, statistic_of<T>* target_logit,
@@ -287,16 +287,16 @@ void cross_entropy_backward(cuda& device, const T* logits, const Id* targets, co
 
 // ---- embedding (kernels/cpu/embedding.hpp) -----------------------------------------------------------------------
 //
-// `table` [rows_local, width] holds the rows first ... first + rows_local - 1. An id outside [0, vocab) is reported by
-// the next `synchronize`, and until then has zeros for a row; an id in another rank's range contributes zeros.
+// `table` [rows_local, width] holds the rows first ... first + rows_local - 1. The next `synchronize` reports an id
+// outside [0, vocab); until then its row is zeros. An id in another rank's range gives zeros.
 
 template <class T, class Id>
 void embedding_forward(cuda& device, const Id* ids, const T* table, T* y, std::int64_t tokens, std::int64_t width,
                        std::int64_t first, std::int64_t rows_local, std::int64_t vocab);
 
 /// dtable[ids[t] - first] += dy[t] for the ids in range; dtable is [rows_local, width] of `gradient_of<T>`. The first
-/// 128 tokens of a row are added to it in their order; every further 128 are summed first, and these sums added in
-/// their order. At most 2^31 - 1 tokens and rows; more throw `plait::error`. Links with compiled_cuda_sort.cu.
+/// 128 tokens of a row are added to it in their order. Every further 128 are summed first, and these sums are added in
+/// order. At most 2^31 - 1 tokens and rows; more throw `plait::error`. Links with compiled_cuda_sort.cu.
 template <class T, class Id>
 void embedding_backward(cuda& device, const Id* ids, const T* dy, gradient_of<T>* dtable, std::int64_t tokens,
                         std::int64_t width, std::int64_t first, std::int64_t rows_local, std::int64_t vocab);
@@ -305,24 +305,24 @@ void embedding_backward(cuda& device, const Id* ids, const T* dy, gradient_of<T>
 
 namespace plait::kernels::detail {
 
-/// Keys with a value each, in one of two arrays of `count`, between which a sort moves them.
+/// Keys with one value each, in one of two arrays of `count`. A sort moves them between the arrays.
 struct key_values {
   std::uint32_t* keys[2];
   int* values[2];
-  int now = 0;  ///< the arrays that hold them
+  int now = 0;  ///< the index of the arrays that hold them
 };
 
-/// Sorts by the lowest `bits` of the keys on the main stream; values of equal keys keep their order. Moves `now`. Its
-/// definition is in compiled_cuda_sort.cu, because what includes CUB compiles for longer.
+/// Sorts by the lowest `bits` of the keys on the main stream. Values of equal keys keep their order. Updates `now`. It
+/// is defined in compiled_cuda_sort.cu, because including CUB takes long to compile.
 void sort_pairs(cuda& device, key_values& pairs, int count, int bits);
 
 }  // namespace plait::kernels::detail
 
 namespace plait::kernels {
 
-// ---- mixtures of experts (kernels/cpu/experts.hpp) ----------------------------------------------------------------
+// ---- mixtures of experts (kernels/cpu/experts.hpp) ---------------------------------------------------------------
 
-/// Each token's experts `chosen` [tokens, k], of equal ones the lower first, and their weights.
+/// Chooses each token's experts `chosen` [tokens, k], of equal ones the lower first, and their weights.
 template <class T, class B, class S>
 void choose_experts(cuda& device, const T* scores, const B* bias, std::int32_t* chosen, S* weights, std::int64_t tokens,
                     std::int64_t experts, const router_settings& how, bool again = false);
@@ -335,7 +335,7 @@ void choose_experts_backward(cuda& device, const T* scores, const std::int32_t* 
 void count_experts(cuda& device, const std::int32_t* chosen, std::int32_t* counts, std::int64_t groups,
                    std::int64_t size, std::int64_t experts);
 
-/// *loss = the auxiliary losses of scores [groups, size, experts]: one term for each token, then their sum in order.
+/// *loss = the auxiliary losses of scores [groups, size, experts]: the terms of all tokens, added in order.
 template <class T>
 void router_loss(cuda& device, const T* scores, const std::int32_t* counts, double* loss, std::int64_t groups,
                  std::int64_t size, std::int64_t experts, expert_scores how, const router_loss_scales& by);
@@ -346,16 +346,16 @@ void add_router_loss_gradient(cuda& device, const T* scores, const std::int32_t*
                               std::int64_t groups, std::int64_t size, std::int64_t experts, expert_scores how,
                               const router_loss_scales& by);
 
-/// Sets to -1 the choices that are beyond `limit` of their expert in a sequence.
+/// Sets choices to -1 that exceed the `limit` of their expert in a sequence.
 void drop_choices(cuda& device, const std::int32_t* whole, const std::int32_t* in_text, std::int64_t positions,
                   std::int32_t* choice, std::int64_t samples, std::int64_t first, std::int64_t length, std::int64_t k,
                   std::int64_t experts, std::int64_t limit);
 
-/// The rows of n choices by part, in the order of tokens. Links with compiled_cuda_sort.cu.
+/// Sorts n choices into rows by part, in the order of tokens. Links with compiled_cuda_sort.cu.
 void sort_choices(cuda& device, const std::int32_t* choice, const std::int32_t* part_of, std::int64_t n, std::int64_t k,
                   std::int64_t parts, std::int32_t* counts, std::int32_t* places, std::int32_t* tokens);
 
-/// The order by expert of rows that came by peer.
+/// Computes the order by expert of rows that arrived by peer.
 void sort_arrivals(cuda& device, const std::int32_t* counts, std::int64_t peers, std::int64_t experts,
                    std::int32_t* sorted, std::int32_t* unsorted);
 
@@ -363,7 +363,8 @@ void sort_arrivals(cuda& device, const std::int32_t* counts, std::int64_t peers,
 template <class T>
 void take_rows(cuda& device, const T* in, const std::int32_t* from, T* out, std::int64_t rows, std::int64_t width);
 
-/// y[t] = the sum of weights[t, j] rows[at[t, j]]; no weights: of the rows. A negative place is another rank's row.
+/// y[t] = the sum of weights[t, j] rows[at[t, j]], or without weights the sum of the rows. A negative index is another
+/// rank's row.
 template <class T, class S>
 void sum_rows(cuda& device, const T* rows, const std::int32_t* at, const S* weights, T* y, std::int64_t tokens,
               std::int64_t k, std::int64_t width);
@@ -382,15 +383,15 @@ void multiply_by_gates_backward(cuda& device, const T* x, const T* gates, const 
 
 // ---- optimizers (kernels/cpu/optimizer.hpp) ----------------------------------------------------------------------
 //
-// Each is a few launches for many tensors. `scalars` lies in device memory.
+// Each takes a few launches for many tensors. `scalars` is in device memory.
 
-/// By one launch for 60 tensors or so. M, G, W: (float, float, float), (double, double, double), (float, float, bf16),
+/// One launch updates about 60 tensors. M, G, W: (float, float, float), (double, double, double), (float, float, bf16),
 /// (float, bf16, bf16).
 template <class M, class G, class W>
 void adamw_update(cuda& device, std::span<const adamw_tensor<M, G, W>> tensors, const adamw_settings& settings,
                   const adamw_scalars* scalars);
 
-/// The random bits are the processor's.
+/// The random bits equal the CPU's.
 template <class M, class G, class W, class S>
 void adamw_update(cuda& device, std::span<const adamw_rounded_tensor<M, G, W, S>> tensors,
                   const adamw_settings& settings, const adamw_scalars* scalars);
@@ -400,7 +401,7 @@ template <class M, class G>
 void muon_momentum(cuda& device, std::span<const muon_momentum_tensor<M, G>> tensors, const muon_settings& settings,
                    const adamw_scalars* scalars);
 
-/// The random bits are the processor's.
+/// The random bits equal the CPU's.
 template <class M, class G>
 void muon_momentum(cuda& device, std::span<const muon_rounded_tensor<M, G>> tensors, const muon_settings& settings,
                    const adamw_scalars* scalars);
@@ -415,10 +416,10 @@ void divide_by_norm(cuda& device, const T* x, T* y, std::int64_t n, const double
 
 // ---- random numbers and dropout (kernels/cpu/random.hpp) ---------------------------------------------------------
 //
-// Every number is keyed by (seed, stream, global row-major index of the element), so a tensor does not depend on how it
-// is split. A normal number may differ from the CPU's in its last place.
+// Every number is keyed by (seed, stream, global row-major index of the element), so a tensor's values do not depend on
+// its division. A normal number may differ from the CPU's in its last place.
 
-/// x = mean + std * normal. Computed in double, rounded to T.
+/// x = mean + std * normal, computed in double and rounded to T.
 template <class T>
 void fill_normal(cuda& device, T* x, const box& part, std::uint64_t seed, std::uint64_t stream, double mean,
                  double std);
@@ -437,16 +438,16 @@ void dropout_backward(cuda& device, const T* dy, T* dx, const box& part, std::ui
 
 // ---- sums into a number in memory (kernels/cpu/reductions.hpp) ---------------------------------------------------
 //
-// Every sum is made of one partial sum for each chunk of elements, in double, which one block then adds in order: the
-// result depends neither on the device nor on which block came first.
+// Every sum has one partial sum for each chunk of elements, in double. One block then adds these in order. So the
+// result depends neither on the device nor on the order of blocks.
 
-/// *out = the sum of n elements. These sums are no calls of CUB's `DeviceReduce`: its order of sums follows the number
-/// of the GPU's multiprocessors, and it takes one array a call, where gradients are hundreds.
+/// *out = the sum of n elements. CUB's `DeviceReduce` is not used: its order of sums depends on the number of the GPU's
+/// multiprocessors. It also takes one array per call, where gradients are hundreds.
 template <class S>
 void sum(cuda& device, const S* x, std::int64_t n, double* out);
 
-/// *out = the digest of n elements: numbers, token ids or positions. Its sketches are summed in any order, and its hash
-/// is not affected by that.
+/// *out = the digest of n elements: numbers, token ids or positions. Its sketches are summed in any order, which does
+/// not affect its hash.
 template <class T>
 void digest(cuda& device, const T* x, std::int64_t n, value_digest* out);
 

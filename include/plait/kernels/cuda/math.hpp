@@ -1,5 +1,5 @@
-// Parts that all CUDA kernels share: unrolled loops, conversions, accesses of 16 bytes, sums over a warp and a block,
-// and the report of a fault. Products of bf16 tiles on tensor cores are here as well.
+// Functions that all CUDA kernels share: unrolled loops, conversions, 16-byte accesses, sums over a warp and a block,
+// and reports of faults. It also has products of bf16 tiles on tensor cores.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +14,7 @@
 #include "plait/device/cuda_launch.hpp"
 #include "plait/version.hpp"
 
-/// Unrolls the loop that follows; what lives in registers must be indexed by constants.
+/// Unrolls the next loop. Arrays in registers must be indexed by constants.
 #ifdef __CUDACC__
 #define PLAIT_UNROLL _Pragma("unroll")
 #define PLAIT_UNROLL_BY(n) PLAIT_PRAGMA(unroll n)
@@ -26,18 +26,18 @@
 
 namespace plait::kernels {
 
-/// N contiguous elements of T. As a bound, an int that depends on a template parameter is a warning of g++'s
-/// -Wsign-conversion, in whatever program includes it.
+/// N contiguous elements of T. The cast avoids g++'s warning -Wsign-conversion for an int bound that depends on a
+/// template parameter.
 template <class T, int N>
 using row_of = T[static_cast<std::size_t>(N)];
 
 inline constexpr unsigned whole_warp = 0xffffffffu;
 inline constexpr int warp_lanes = 32;
-/// A constant, because kernels may not call std::numeric_limits' functions.
+/// Infinity as a constant, because kernels may not call functions of std::numeric_limits.
 template <class T>
 inline constexpr T infinite = std::numeric_limits<T>::infinity();
 
-/// The float that a bf16 stands for.
+/// Returns the value of a bf16 as a float.
 __host__ __device__ inline float device_float(bf16 x) {
   const std::uint32_t bits = static_cast<std::uint32_t>(x.bits) << 16;
   float value;
@@ -45,8 +45,8 @@ __host__ __device__ inline float device_float(bf16 x) {
   return value;
 }
 
-/// The nearest bf16, ties to even. Every NaN becomes the one that the GPU's instruction makes, 0x7FFF; the processor's
-/// `to_bf16` keeps its upper bits. Two neighbours are one instruction, which ptxas puts together.
+/// Returns the nearest bf16, ties to even. Every NaN becomes 0x7FFF, as by the GPU's instruction; the CPU's `to_bf16`
+/// keeps its upper bits. ptxas combines two neighbouring conversions into one instruction.
 __host__ __device__ inline bf16 device_bf16(float x) {
   bf16 y;
 #ifdef __CUDA_ARCH__
@@ -60,7 +60,7 @@ __host__ __device__ inline bf16 device_bf16(float x) {
   return y;
 }
 
-/// x in another type, rounded to nearest even.
+/// Returns x in another type, rounded to nearest even.
 template <class To, class From>
 __host__ __device__ inline To number(From x) {
   if constexpr (std::is_same_v<To, From>) {
@@ -74,7 +74,7 @@ __host__ __device__ inline To number(From x) {
   }
 }
 
-/// 16 bytes of T, moved by one instruction.
+/// 16 bytes of T that one instruction moves.
 template <class T>
 struct alignas(16) vector16 {
   static constexpr int size = 16 / static_cast<int>(sizeof(T));
@@ -85,8 +85,8 @@ template <class T>
 __device__ inline vector16<T> load_vector(const T* from) {
   return *reinterpret_cast<const vector16<T>*>(from);
 }
-/// To global memory, by an explicit instruction: nvcc splits the copy of an array of small elements, above all in
-/// unrolled loops, into a store for each.
+/// Stores to global memory by an explicit instruction. nvcc splits the copy of an array of small elements into one
+/// store each, above all in unrolled loops.
 template <class T>
 __device__ inline void store_vector(T* to, const vector16<T>& value) {
 #ifdef PLAIT_CUDA_STAND_IN
@@ -100,24 +100,24 @@ __device__ inline void store_vector(T* to, const vector16<T>& value) {
 #endif
 }
 
-/// Whether every pointer is on a 16-byte boundary.
+/// Whether all pointers are on 16-byte boundaries.
 template <class... Pointers>
 inline bool aligned16(Pointers... pointers) {
   return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
-/// The sum over each `lanes` neighbouring lanes, a power of two, on every one of them. The whole warp takes part.
+/// Returns the sum over each `lanes` neighbouring lanes, a power of two, to all of them. The whole warp must take part.
 template <class S>
 __device__ inline S lane_sum(S value, int lanes) {
   for (int offset = lanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(whole_warp, value, offset);
   return value;
 }
-/// The sum over the lanes of a warp, on every lane, in one order.
+/// Returns the sum over the lanes of a warp to every lane, in one order.
 template <class S>
 __device__ inline S warp_sum(S value) {
   return lane_sum(value, warp_lanes);
 }
-/// How many lanes share `n` numbers that each takes `width` of: the least power of two, at most a warp.
+/// Returns how many lanes share `n` numbers, `width` per lane: the smallest sufficient power of two, at most a warp.
 inline int lanes_for(std::int64_t n, int width) {
   int lanes = 1;
   while (lanes < warp_lanes && std::int64_t{lanes} * width < n) lanes *= 2;
@@ -132,8 +132,9 @@ __device__ inline S warp_max(S value) {
   return value;
 }
 
-/// The sum over a block of at most 1024 threads, a multiple of 32, on every thread. `scratch` is shared memory for 32
-/// values; it may be used again at once. (CUB's `BlockReduce` gives the sum to one thread, and is in no header here.)
+/// Returns the sum over a block of at most 1024 threads, a multiple of 32, to every thread. `scratch` is shared memory
+/// for 32 values, and may be reused at once. (CUB's `BlockReduce` gives the sum to one thread, and headers do not
+/// include CUB.)
 template <class S>
 __device__ inline S block_sum(S value, S* scratch) {
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes, warp = static_cast<int>(threadIdx.x) / warp_lanes;
@@ -159,8 +160,8 @@ __device__ inline S block_max(S value, S* scratch, S least) {
 
 namespace plait::kernels::detail {
 
-/// Writes down what a kernel cannot throw; the first fault since the last synchronisation is kept. `cuda::synchronize`
-/// throws it.
+/// Reports a fault, because kernels cannot throw. The first fault since the last synchronisation is kept, and
+/// `cuda::synchronize` throws it.
 __device__ inline void report_fault(device_fault* faults, int code, std::int64_t row, std::int64_t value,
                                     std::int64_t limit) {
   if (atomicCAS(&faults->code, device_fault::none, code) != device_fault::none) return;
@@ -175,10 +176,10 @@ namespace plait::kernels {
 
 // ---- products on tensor cores ------------------------------------------------------------------------------------
 //
-// Products of bf16 tiles on tensor cores: one warp's m16n8k16 product, and the loads that bring tiles into the layout
-// it wants (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix"). Both are called by all 32 lanes of a warp,
-// with the lane's number threadIdx.x % 32. Where CUDA is stood in for, lanes offer each other what they hold, and
-// copies arrive as late as they may. Products of whole matrices are in device/gemm_cublaslt.hpp.
+// Products of bf16 tiles on tensor cores: one warp's m16n8k16 product, and loads of tiles in the layout of its factors
+// (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix"). All 32 lanes of a warp must call them; lane numbers
+// are threadIdx.x % 32. In tests without a GPU, lanes read each other's fragments, and copies arrive as late as
+// allowed. Products of whole matrices are in device/gemm_cublaslt.hpp.
 //
 // With group = lane / 4 and pair = lane % 4 a lane holds
 //   of the 16 x 16 factor A: rows group and group + 8 at columns 2 pair, 2 pair + 1, 2 pair + 8, 2 pair + 9;
@@ -187,7 +188,7 @@ namespace plait::kernels {
 
 __device__ inline int warp_lane() { return static_cast<int>(threadIdx.x) % warp_lanes; }
 
-/// Two floats rounded to bf16, the first in the lower half.
+/// Returns two floats rounded to bf16, the first in the lower half.
 __device__ inline unsigned bf16_pair(float first, float second) {
 #ifdef PLAIT_CUDA_STAND_IN
   return static_cast<unsigned>(device_bf16(first).bits) | static_cast<unsigned>(device_bf16(second).bits) << 16;
@@ -234,9 +235,9 @@ __device__ inline void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsign
 #endif
 }
 
-/// Loads four 8 x 8 matrices from shared memory. Lane l names row l % 8 of matrix l / 8 (8 elements, 16-byte aligned).
-/// From matrix i it gets, in fragment[i], the elements 2 (l % 4) and the next of row l / 4. With `Transposed`, they are
-/// of column l / 4.
+/// Loads four 8 x 8 matrices from shared memory. Lane l passes the address of row l % 8 of matrix l / 8 (8 elements,
+/// 16-byte aligned). From matrix i, lane l gets in fragment[i] the elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4.
+/// With `Transposed`, they are of column l / 4.
 template <bool Transposed>
 __device__ inline void load_matrices(unsigned (&fragment)[4], const bf16* row) {
 #ifdef PLAIT_CUDA_STAND_IN
@@ -272,14 +273,14 @@ __device__ inline void load_matrices(unsigned (&fragment)[4], const bf16* row) {
 #endif
 }
 
-/// The fragment of A that starts at `tile`, a matrix in shared memory whose row stride is `pitch` elements.
+/// Loads the fragment of A at `tile`, a matrix in shared memory whose row stride is `pitch` elements.
 __device__ inline void load_a(unsigned (&a)[4], const bf16* tile, int pitch) {
   const int lane = warp_lane();
   load_matrices<false>(a, tile + (lane % 16) * pitch + lane / 16 * 8);
 }
 
-/// The fragments of two neighbouring B: columns 0 to 7 in b[0], b[1] and 8 to 15 in b[2], b[3]. Row n of `tile` holds
-/// column n of B.
+/// Loads the fragments of two neighbouring B: columns 0 to 7 in b[0], b[1] and 8 to 15 in b[2], b[3]. Row n of `tile`
+/// holds column n of B.
 __device__ inline void load_b_columns(unsigned (&b)[4], const bf16* tile, int pitch) {
   const int lane = warp_lane();
   load_matrices<false>(b, tile + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8);
@@ -291,8 +292,8 @@ __device__ inline void load_b_rows(unsigned (&b)[4], const bf16* tile, int pitch
   load_matrices<true>(b, tile + (lane % 16) * pitch + lane / 16 * 8);
 }
 
-/// Starts copying 16 bytes from global to shared memory, or writing zeros there where not `valid` (nothing is read
-/// then). The copy is there after `wait_for_copies` and a barrier.
+/// Starts to copy 16 bytes from global to shared memory. If not `valid`, it reads nothing, and writes zeros. The bytes
+/// are there after `wait_for_copies` and a barrier.
 __device__ inline void copy_async(bf16* to, const bf16* from, bool valid) {
 #ifdef PLAIT_CUDA_STAND_IN
   stand_in::executor::instance().copy_later(to, valid ? from : nullptr, 16);
@@ -303,7 +304,7 @@ __device__ inline void copy_async(bf16* to, const bf16* from, bool valid) {
 #endif
 }
 
-/// Starts copying one number of 4 bytes, or writing zero, as above.
+/// Starts to copy one number of 4 bytes, or to write zero, as above.
 template <class T>
   requires(sizeof(T) == 4)
 __device__ inline void copy_async(T* to, const T* from, bool valid) {
@@ -316,7 +317,7 @@ __device__ inline void copy_async(T* to, const T* from, bool valid) {
 #endif
 }
 
-/// Closes a group of copies: `wait_for_copies<N>` waits for all of this thread's groups but the last N.
+/// Ends a group of copies. `wait_for_copies<N>` waits for all of this thread's groups but the last N.
 __device__ inline void commit_copies() {
 #ifdef PLAIT_CUDA_STAND_IN
   stand_in::executor::instance().commit_copies();

@@ -20,7 +20,8 @@ namespace plait::kernels::detail {
 inline __host__ __device__ float inverse_root(float x) { return 1.0f / sqrtf(x); }
 inline __host__ __device__ double inverse_root(double x) { return 1.0 / sqrt(x); }
 
-/// Row r of x + addend, rounded to T, into registers and into `sum`, where chunks that are not held are read again.
+/// Loads row r of x + addend, rounded to T, into registers and into `sum`. Chunks not in registers are read again from
+/// `sum`.
 template <class S, int Width, class T>
 __device__ inline void load_sum(held_row<Width, T>& in, const T* x, const T* addend, T* sum, std::int64_t r,
                                 std::int64_t rows, std::int64_t columns) {
@@ -48,7 +49,7 @@ __device__ inline void load_sum(held_row<Width, T>& in, const T* x, const T* add
   in.row = to;
 }
 
-/// y and the statistics of whole rows of x, or, if `Sum`, of x + addend, which is written to `sum`.
+/// Computes y and the statistics of whole rows of x or, with `Sum`, of x + addend, which is written to `sum`.
 template <int Width, bool Centred, bool Sum, class T, class S>
 static __global__ void __launch_bounds__(most_row_threads, Sum ? 1 : 0)
     norm_forward_kernel(const T* x, const T* weight, const T* bias, T* y, S* mean_out, S* inverse_out,
@@ -107,8 +108,8 @@ static __global__ void __launch_bounds__(most_row_threads, Sum ? 1 : 0)
   }
 }
 
-/// dx of a chunk: inverse (dy w - shift - n pull) + addend, where shift and pull are the row's means of dy w and dy w
-/// n.
+/// Writes dx of a chunk: inverse (dy w - shift - n pull) + addend, where shift and pull are the row's means of dy w and
+/// dy w n.
 template <int Width, class T, class S>
 __device__ inline void store_norm_dx(const chunk<Width, T>& x, const chunk<Width, T>& w, const chunk<Width, T>& dy,
                                      S mean, S inverse, S shift, S pull, const T* addend, T* dx) {
@@ -123,7 +124,7 @@ __device__ inline void store_norm_dx(const chunk<Width, T>& x, const chunk<Width
   store_chunk(dx, out);
 }
 
-/// The chunks of a thread, summed over the warps of a block's second dimension, to row blockIdx.x of partial.
+/// Sums a thread's chunks over the warps of a block's second dimension, into row blockIdx.x of partial.
 template <int Width, class S>
 __device__ inline void store_partial(const row_of<S, Width> (&sums)[held_chunks], S* tile, S* partial,
                                      std::int64_t columns) {
@@ -157,11 +158,11 @@ __device__ inline void store_partial(const row_of<S, Width> (&sums)[held_chunks]
   __syncthreads();
 }
 
-/// Most threads to a row where the sums of the weights' gradients are held in registers as well.
+/// The most threads per row if registers also hold the sums of the weights' gradients.
 inline constexpr int norm_backward_threads = 256;
 
-/// dx of whole rows; with `Weight` also partial[0, block, c] of dy n and, if `Centred`, partial[1, block, c] of dy, for
-/// which a row must be held entirely.
+/// dx of whole rows. With `Weight` also partial[0, block, c] of dy n and, if `Centred`, partial[1, block, c] of dy;
+/// registers must then hold a whole row.
 template <int Width, bool Centred, bool Weight, class T, class S>
 static __global__ void __launch_bounds__(Weight ? norm_backward_threads : most_row_threads, 1)
     norm_backward_kernel(const T* x, const T* weight, const T* dy, const S* mean_in, const S* inverse_in, T* dx,
@@ -170,7 +171,7 @@ static __global__ void __launch_bounds__(Weight ? norm_backward_threads : most_r
   S dweight[held_chunks][Width] = {};
   S dbias[held_chunks][Width] = {};
   const S count = static_cast<S>(columns);
-  // With weights few blocks walk over many rows: the next one is on its way while one is summed.
+  // With weights few blocks loop over many rows: the next row is loaded while one is summed.
   held_row<Width, T> in, gradient, next_in, next_gradient;
   if constexpr (Weight) {
     next_in.load(x, first_row(), rows, columns);
@@ -246,9 +247,9 @@ struct norm_weight_term {
   }
 };
 
-// ---- rows that ranks share, step by step -------------------------------------------------------------------------
+// ---- rows divided over ranks, step by step -----------------------------------------------------------------------
 
-/// The mean and the inverse of a row; the mean is a constant 0 where there is none.
+/// The mean and the inverse of a row. Without a mean, the mean is the constant 0.
 template <bool Centred, class S>
 struct norm_moments {
   S mean, inverse;
@@ -425,7 +426,7 @@ void norm_backward_dweight(cuda& device, const T* x, const T* dy, const statisti
   });
 }
 
-// In one pass over x and dy if a row fits into the registers of a block.
+// If a row fits into the registers of a block, it takes one pass over x and dy.
 template <class T>
 void norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const statistic_of<T>* mean,
                    const statistic_of<T>* inverse, T* dx, gradient_of<T>* dweight, gradient_of<T>* dbias,
@@ -437,7 +438,8 @@ void norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const
     constexpr bool is_centred = decltype(centred)::value;
     if (dweight != nullptr && columns <= std::int64_t{detail::norm_backward_threads} * detail::held_chunks * n) {
       const dim3 block = detail::row_block<n>(columns, detail::norm_backward_threads);
-      constexpr std::int64_t blocks = 512;  // fill the largest GPUs; beyond, four rows to each keep the scratch small
+      // enough for the largest GPUs; with more, four rows per block keep the scratch small
+      constexpr std::int64_t blocks = 512;
       const std::int64_t groups = std::clamp((rows + 4 * block.y - 1) / (4 * block.y), std::int64_t{1}, blocks);
       auto partial = make_buffer<S>(device, static_cast<std::size_t>((is_centred ? 2 : 1) * groups * columns));
       S* const sums = partial.template data<S>();

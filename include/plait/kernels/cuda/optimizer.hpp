@@ -17,7 +17,7 @@ namespace plait::kernels {
 
 namespace detail {
 
-inline constexpr std::int64_t adamw_chunk = 8192;  ///< elements of a block; a multiple of every pack
+inline constexpr std::int64_t adamw_chunk = 8192;  ///< elements per block of threads; a multiple of every pack
 inline constexpr int adamw_threads = 256;
 
 /// The numbers of a step in the type of the arithmetic.
@@ -25,7 +25,7 @@ template <class M>
 struct adamw_numbers {
   M rate, root_scale, one_minus_b1, b2, one_minus_b2, epsilon, gradient_scale, decay;
 
-  /// From what `adamw_share_numbers` has computed.
+  /// Reads the numbers that `adamw_share_numbers` has computed.
   __device__ static adamw_numbers of(const double* shared, const adamw_settings& settings) {
     return {static_cast<M>(shared[0]),      static_cast<M>(shared[1]),          static_cast<M>(1 - settings.beta1),
             static_cast<M>(settings.beta2), static_cast<M>(1 - settings.beta2), static_cast<M>(settings.epsilon),
@@ -39,7 +39,7 @@ struct adamw_numbers {
   }
 };
 
-/// Divisions and roots in double, once for each block; all of its threads call it.
+/// Computes divisions and roots in double, once per block. All threads of the block must call it.
 __device__ inline void adamw_share_numbers(double* shared, const adamw_scalars& scalars, double weight_decay) {
   if (threadIdx.x == 0) {
     const double learning_rate = scalars.learning_rate;
@@ -117,7 +117,7 @@ void adamw_update(cuda& device, std::span<const adamw_tensor<M, G, W>> tensors, 
 
 namespace detail {
 
-/// The random words of elements, for a thread that asks for neighbours one after the other: they share a Philox block.
+/// The random words of elements, for a thread that requests neighbours in order: they share a Philox block.
 class neighbours_words {
  public:
   __device__ neighbours_words(const rounded_elements& elements, std::uint64_t seed)
@@ -161,8 +161,8 @@ __device__ inline S rounded_moment(A x, std::uint8_t scale, bool second, std::ui
   }
 }
 
-/// Every warp takes whole blocks of moments, and a lane two stretches of four elements of each. An entry's size counts
-/// from the beginning of its first block.
+/// Every warp takes whole blocks of moments; each lane has two groups of four elements of a block. An entry's size
+/// counts from the start of its first block.
 template <class M, class G, class W, class S>
 __global__ static void adamw_rounded_step(const __grid_constant__ tensor_table<adamw_rounded_tensor<M, G, W, S>> table,
                                           const adamw_settings settings, const adamw_scalars* scalars) {
@@ -180,8 +180,9 @@ __global__ static void adamw_rounded_step(const __grid_constant__ tensor_table<a
   const adamw_numbers<A> numbers = adamw_numbers<A>::of(shared_numbers, settings);
 
   for (int i = warp; i < adamw_chunk / moment_block; i += adamw_threads / warp_lanes) {
-    const std::int64_t block = first + i, at = block * moment_block - t.begin;  // of the block, which may begin before
-    if (block * moment_block >= t.size) break;                                  // the first element
+    // `at` is the start of the block, which may be before the entry's first element
+    const std::int64_t block = first + i, at = block * moment_block - t.begin;
+    if (block * moment_block >= t.size) break;
     const std::int64_t from = at < 0 ? 0 : at, to = t.size - t.begin;
     const auto place = [&](int j) { return at + j / stretch * (warp_lanes * stretch) + lane * stretch + j % stretch; };
     A m[held], v[held];
@@ -245,7 +246,7 @@ void adamw_update(cuda& device, std::span<const adamw_rounded_tensor<M, G, W, S>
 
 namespace detail {
 
-inline constexpr std::int64_t muon_chunk = 8192;  ///< elements of a block; a multiple of every pack
+inline constexpr std::int64_t muon_chunk = 8192;  ///< elements per block of threads; a multiple of every pack
 inline constexpr int muon_threads = 256;
 
 /// The elements of a block of threads: one chunk of one entry.
@@ -263,7 +264,7 @@ struct chunk_of_entry {
   }
 };
 
-/// One element's momentum and direction. A skipped step has no direction, and changes no momentum.
+/// Computes one element's momentum and direction. A skipped step has direction 0, and does not change the momentum.
 template <class M>
 struct muon_momentum_arithmetic {
   bool skipped;
@@ -314,7 +315,7 @@ __global__ static void muon_momentum_step(const tensor_table<muon_momentum_tenso
 template <class M, class G>
 __global__ static void muon_rounded_momentum_step(const tensor_table<muon_rounded_tensor<M, G>> table,
                                                   const muon_settings settings, const adamw_scalars* scalars) {
-  constexpr int together = 4;  // elements whose random words come from one block of Philox
+  constexpr int together = 4;  // elements that share one Philox block of random words
   const chunk_of_entry here(table);
   const muon_rounded_tensor<M, G>& entry = table.entries[here.entry];
   const muon_momentum_arithmetic<M> arithmetic(settings, *scalars);

@@ -16,11 +16,11 @@ namespace plait::kernels {
 
 namespace detail {
 
-/// Calls f(local, words, lane, count) for a thread's stretch of elements, which share one Philox block: element local +
-/// i has word words[lane + i].
+/// Calls f(local, words, lane, count) for a thread's range of elements, which share one Philox block: element local + i
+/// has word words[lane + i].
 template <class F>
 __device__ inline void for_my_words(const run_map& map, std::uint64_t seed, std::uint64_t stream, F f) {
-  const std::int64_t groups = (map.length + 6) / 4;  // Philox blocks that a run of this length may touch
+  const std::int64_t groups = (map.length + 6) / 4;  // Philox blocks that a run of this length may overlap
   const std::int64_t total = map.runs * groups, step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += step) {
     const std::int64_t run = map.runs == 1 ? 0 : i / groups;
@@ -83,7 +83,7 @@ __global__ static void drop(const T* x, T* y, const __grid_constant__ run_map ma
   });
 }
 
-/// As above, by 16-byte accesses, for runs that begin and end at whole vectors.
+/// Does the same by 16-byte accesses, for runs that begin and end at whole vectors.
 template <class T>
 __global__ static void drop_vectors(const T* x, T* y, const __grid_constant__ run_map map, std::uint64_t seed,
                                     std::uint64_t stream, std::uint32_t threshold, arithmetic<T> keep) {

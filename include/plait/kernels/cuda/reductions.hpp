@@ -17,7 +17,7 @@ inline constexpr std::int64_t sum_chunk = 16384;  ///< elements of a partial sum
 inline constexpr int sum_threads = 256;
 inline constexpr int sum_of_sums_threads = 1024;
 
-/// The sum over `size` elements by the whole block, on every thread.
+/// Returns the sum over `size` elements by the whole block, to every thread.
 template <bool Squares, class S>
 __device__ inline double block_sum_of(const S* x, std::int64_t size, double* scratch) {
   constexpr int width = vector16<S>::size;
@@ -59,17 +59,17 @@ __global__ static void sum_squares_of_chunks(const tensor_table<const_elements<G
   if (threadIdx.x == 0) sums[chunk] = total;
 }
 
-/// *out, or nothing, plus the partial sums; one block.
+/// *out = the partial sums, or *out plus these with `add`; one block.
 static __global__ void sum_of_sums(const double* sums, std::int64_t count, bool add, double* out) {
   __shared__ double scratch[warp_lanes];
   double total = 0;
-  PLAIT_UNROLL_BY(8)  // loads in flight: there is one block
+  PLAIT_UNROLL_BY(8)  // loads in flight, because there is only one block
   for (std::int64_t i = threadIdx.x; i < count; i += sum_of_sums_threads) total += sums[i];
   total = block_sum(total, scratch);
   if (threadIdx.x == 0) *out = add ? *out + total : total;
 }
 
-/// Adds the digests of the blocks' elements to *out.
+/// Adds the digest of each block's elements to *out.
 template <class T>
 __global__ static void digest_of_elements(const T* x, std::int64_t n, value_digest* out) {
   using word = unsigned long long;
@@ -103,7 +103,7 @@ __global__ static void digest_of_elements(const T* x, std::int64_t n, value_dige
   if (threadIdx.x == 0) atomicAdd(reinterpret_cast<word*>(&out->hash), hash);
 }
 
-/// One block, whose threads' sums are exact, and so is theirs.
+/// One block. Its threads' sums are exact, and so is the sum of these.
 template <class S>
 __global__ static void sum_multiples(const S* x, std::int64_t n, double quantum, double* out) {
   __shared__ double scratch[warp_lanes];
@@ -114,7 +114,7 @@ __global__ static void sum_multiples(const S* x, std::int64_t n, double quantum,
   if (threadIdx.x == 0) *out = total;
 }
 
-/// Integers are added in whatever order threads come.
+/// Threads may add integers in any order.
 template <class G>
 __global__ static void exact_squares_of_chunks(const tensor_table<const_elements<G>> table, std::int64_t* bins) {
   using word = unsigned long long;

@@ -14,11 +14,11 @@
 
 namespace plait::kernels::detail {
 
-// ---- scores: a warp for each token, whose probabilities lie in shared memory -------------------------------------
+// ---- scores: a warp for each token, with its probabilities in shared memory --------------------------------------
 
 __device__ inline int lane_of() { return static_cast<int>(threadIdx.x) % warp_lanes; }
 
-/// The largest score of a token.
+/// Returns the largest score of a token.
 template <class S, class T>
 __device__ inline S most_of_scores(const T* scores, int experts) {
   S most = number<S>(scores[0]);
@@ -29,7 +29,7 @@ __device__ inline S most_of_scores(const T* scores, int experts) {
   return warp_max(most);
 }
 
-/// The probabilities of one token's experts: softmax over all, or a sigmoid of each.
+/// Computes the probabilities of one token's experts: softmax over all, or a sigmoid of each.
 template <class T, class S>
 __device__ inline void probabilities_of(const T* scores, S* p, int experts, expert_scores how) {
   if (how == expert_scores::sigmoid) {
@@ -44,7 +44,7 @@ __device__ inline void probabilities_of(const T* scores, S* p, int experts, expe
   __syncwarp();
 }
 
-/// Returns what the probabilities of the chosen are divided by, as on the CPU.
+/// Returns the divisor of the chosen experts' probabilities, as on the CPU.
 template <class S>
 __device__ inline S divisor_of(const S* p, const std::int32_t* chosen, const router_settings& how) {
   if (!how.normalised) return 1;
@@ -53,7 +53,7 @@ __device__ inline S divisor_of(const S* p, const std::int32_t* chosen, const rou
   return sum + static_cast<S>(how.scores == expert_scores::sigmoid ? 1e-20 : 0);
 }
 
-/// The best of the legal ones, of equal ones the lower; it is legal no more.
+/// Returns the best of the legal experts, of equal ones the lower index. It is not legal afterwards.
 template <class S>
 __device__ inline int take_best(const S* scores, unsigned char* legal, int n) {
   int best = n;
@@ -68,13 +68,14 @@ __device__ inline int take_best(const S* scores, unsigned char* legal, int n) {
     const S score = __shfl_xor_sync(whole_warp, most, offset);
     meet(other, score);
   }
-  best = __shfl_sync(whole_warp, best, 0);  // NaNs may leave lanes with different ones
+  best = __shfl_sync(whole_warp, best, 0);  // with NaNs, lanes may have different ones
   if (lane_of() == 0 && best < n) legal[best] = 0;
   __syncwarp();
   return best;
 }
 
-/// Shared memory of a token's choice: probabilities, the same with a bias, the scores of groups; and who is legal.
+/// Shared memory for one token's choice: probabilities with and without bias, the scores of groups, and which experts
+/// are legal.
 inline std::size_t bytes_to_choose(std::int64_t experts, std::int64_t groups, std::size_t number) {
   return static_cast<std::size_t>(2 * experts + groups) * number + static_cast<std::size_t>(experts + groups);
 }
@@ -140,7 +141,7 @@ __global__ static void choose_for_tokens_backward(const T* scores, const std::in
     const S* const dw = dweights + t * how.chosen;
     probabilities_of(scores + t * experts, p, experts, how.scores);
     const S divisor = divisor_of(p, own, how);
-    S common = 0;  // of what the divisor takes from each
+    S common = 0;  // the common term of the divisor's gradient
     for (std::int64_t j = 0; how.normalised && j < how.chosen; ++j) common += dw[j] * p[own[j]] / divisor;
     for (int e = lane_of(); e < experts; e += warp_lanes) dp[e] = 0;
     __syncwarp();
@@ -156,7 +157,7 @@ __global__ static void choose_for_tokens_backward(const T* scores, const std::in
   }
 }
 
-/// The probabilities of a token that a balance loss takes, and the log-sum-exp of its scores, as on the CPU.
+/// Computes a token's probabilities for a balance loss, and returns the log-sum-exp of its scores, as on the CPU.
 template <class T, class S>
 __device__ inline double balanced_probabilities_of(const T* scores, S* p, int experts, expert_scores how) {
   const S most = most_of_scores<S>(scores, experts);
@@ -165,13 +166,13 @@ __device__ inline double balanced_probabilities_of(const T* scores, S* p, int ex
   sum = warp_sum(sum);
   probabilities_of(scores, p, experts, how);
   for (int e = lane_of(); e < experts; e += warp_lanes) all += p[e];
-  all = warp_sum(all) + S(1e-20);  // where all sigmoids are 0
+  all = warp_sum(all) + S(1e-20);  // if all sigmoids are 0
   for (int e = lane_of(); e < experts; e += warp_lanes) p[e] /= all;
   __syncwarp();
   return static_cast<double>(most) + log(static_cast<double>(sum));
 }
 
-/// A token's part of a router's losses.
+/// Computes a token's terms of a router's losses.
 template <class T, class S>
 __global__ static void router_losses_of(const T* scores, const std::int32_t* counts, double* losses,
                                         std::int64_t tokens, std::int64_t size, int experts, expert_scores how,
@@ -213,7 +214,7 @@ __global__ static void add_router_gradients(const T* scores, const std::int32_t*
   }
 }
 
-/// A warp for each of `tokens`, with `bytes` of shared memory.
+/// Launches a warp for each of `tokens`, with `bytes` of shared memory.
 template <class... Parameters, class... Arguments>
 void launch_warps(cuda& device, std::int64_t tokens, std::size_t bytes, void (*kernel)(Parameters...),
                   Arguments... arguments) {

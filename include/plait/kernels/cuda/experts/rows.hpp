@@ -16,7 +16,7 @@
 
 namespace plait::kernels::detail {
 
-// ---- counts, limits and routes: integers alone, so that no result depends on an order ----------------------------
+// ---- counts, limits and routes: only integers, so results do not depend on an order ------------------------------
 
 static __global__ void count_choices(const std::int32_t* chosen, std::int32_t* counts, std::int64_t all,
                                      std::int64_t size, std::int64_t experts) {
@@ -24,7 +24,7 @@ static __global__ void count_choices(const std::int32_t* chosen, std::int32_t* c
   if (j < all && chosen[j] >= 0) atomicAdd(&counts[j / size * experts + chosen[j]], 1);
 }
 
-/// A warp for each expert of each sample walks over the choices in the order of choices and then of the text.
+/// A warp for each expert of each sample loops over the choices, in the order of choices and then of the text.
 static __global__ void drop_beyond(const std::int32_t* whole, const std::int32_t* in_text, std::int64_t positions,
                                    std::int32_t* choice, std::int64_t first, std::int64_t length, std::int64_t k,
                                    std::int64_t limit) {
@@ -61,7 +61,7 @@ static __global__ void places_of_choices(const std::uint32_t* keys, const int* v
   if (leaves) tokens[row] = static_cast<std::int32_t>(values[row] / k);
 }
 
-/// A block for each part, which is a peer's rows for one expert.
+/// Each part, the rows of one peer for one expert, has a block.
 static __global__ void sort_parts(const std::int32_t* counts, int peers, int experts, std::int32_t* sorted,
                                   std::int32_t* unsorted) {
   const int peer = static_cast<int>(blockIdx.x) / experts, expert = static_cast<int>(blockIdx.x) % experts;
@@ -78,7 +78,7 @@ static __global__ void sort_parts(const std::int32_t* counts, int peers, int exp
   }
 }
 
-// ---- rows: a block for each --------------------------------------------------------------------------------------
+// ---- rows: one block per row -------------------------------------------------------------------------------------
 
 inline unsigned threads_of_row(std::int64_t width) {
   return static_cast<unsigned>(std::clamp<std::int64_t>((width + warp_lanes - 1) / warp_lanes * warp_lanes, 32, 256));
@@ -156,7 +156,7 @@ __global__ static void multiply_rows_backward(const T* x, const T* gates, const 
   }
 }
 
-/// A block for each of `rows`.
+/// Launches a block for each of `rows`.
 template <class... Parameters, class... Arguments>
 void launch_rows(cuda& device, std::int64_t rows, std::int64_t width, void (*kernel)(Parameters...),
                  Arguments... arguments) {
