@@ -1,4 +1,4 @@
-// Searches for a schedule for given costs and a limit on memory: the best of many candidates, no proven optimum.
+// Searches a schedule for given costs and a memory limit: the best of many candidates, without a proof of optimality.
 #pragma once
 
 #include <algorithm>
@@ -22,18 +22,18 @@ namespace detail {
 
 inline constexpr double never = std::numeric_limits<double>::infinity();
 
-/// One rank's state while actions are laid out in the order of time.
+/// The state of one rank during the search.
 struct search_rank {
-  double free_at = 0;           ///< when it decides next
-  bool waiting = true;          ///< it idles until then, and may be woken earlier
+  double free_at = 0;           ///< time of its next decision
+  bool waiting = true;          ///< idle until then; an arrival may wake it earlier
   int held = 0;                 ///< activations, in chunks
-  std::vector<action> pending;  ///< W of I that are done, oldest first
-  std::size_t oldest = 0;       ///< of `pending`, the first that is not done
+  std::vector<action> pending;  ///< a W for each I that has run, oldest first
+  std::size_t oldest = 0;       ///< index of the first W in `pending` that has not run
 
   bool has_weight() const { return oldest < pending.size(); }
 };
 
-/// When activations and gradients arrive at each stage for each microbatch, as far as it is known.
+/// The known arrival times of activations and gradients at each stage, for each microbatch.
 class arrivals {
  public:
   explicit arrivals(const pipeline_shape& shape)
@@ -54,9 +54,9 @@ class arrivals {
   std::vector<double> activation_, gradient_;
 };
 
-/// Lays out actions in the order of simulated time. Whenever a rank is free, `choose(rank, state, now, arrivals)` gives
-/// its next action, or none. For none it sets `state.free_at`, when the rank asks again, unless an arrival wakes it
-/// earlier. Ends when no rank has anything to wait for.
+/// Builds a schedule in the order of simulated time. Whenever a rank is free, `choose(rank, state, now, arrivals)`
+/// returns its next action or none. For none it sets `state.free_at`, the time of the rank's next decision, unless an
+/// arrival wakes the rank earlier. It ends when no rank waits for anything.
 template <class Choose>
 schedule lay_out(const schedule_name& name, const pipeline_shape& shape, const schedule_costs& costs, Choose&& choose) {
   const int last = shape.stages() - 1;
@@ -97,14 +97,15 @@ schedule lay_out(const schedule_name& name, const pipeline_shape& shape, const s
 
 }  // namespace detail
 
-// Places the weight gradients W of a schedule anew for given costs. Forwards and input gradients are not reordered.
+// Moves the weight gradients W of a schedule for given costs, without reordering forwards and input gradients.
 
-/// Returns the schedule `s` with each backward split and every W placed anew for these costs. Forwards and input
-/// gradients keep their order on each rank. A W, the oldest first, is done where the next of them would come later than
-/// `patience` times the W's length. It is also done where a forward would exceed `max_chunks_held` activations. A
-/// hand-made order for even costs loses time on uneven ones mostly in its Ws. A result that
-/// gets stuck is incomplete. `s` must be one that `verify` accepts. Throws `error` for sizes that are not legal, and
-/// for `costs` as `simulate` does.
+/// Returns the schedule `s` with each backward split, and every W moved for these costs. Forwards and input gradients
+/// keep their order on each rank. The oldest W runs if the rank would otherwise wait longer than `patience` times its
+/// length. It also runs if a forward would exceed `max_chunks_held` activations. Orders for even costs lose time on
+/// uneven ones mostly by the places of their Ws.
+///
+/// A result that gets stuck is incomplete. `s` must be a schedule that `verify` accepts. Throws `error` for illegal
+/// sizes, and for `costs` like `simulate`.
 inline schedule refill_weights(const schedule& s, const schedule_costs& costs, double patience, int max_chunks_held) {
   detail::require_costs("refill_weights", s.shape, costs);
   if (const schedule_verdict v = detail::check_actions(s, -1); !v.ok()) fail({"refill_weights: ", describe(v)});
@@ -139,35 +140,35 @@ inline schedule refill_weights(const schedule& s, const schedule_costs& costs, d
           if (!fits || ready > now + gap) return weight;
         }
         if (fits && ready <= now) return order[next++];
-        me.free_at = fits ? ready : detail::never;  // known to come, and worth waiting for
+        me.free_at = fits ? ready : detail::never;  // arrives soon enough to wait for it
         return std::nullopt;
       });
 }
 
-// A greedy scheduler, which makes candidates. Its result is neither verified nor always complete.
+// A greedy scheduler that makes candidates. Its results are not verified and may be incomplete.
 
-/// How a greedy scheduler decides. `automatic` tries a few.
+/// The rules by which a greedy scheduler decides. `automatic` tries several.
 struct greedy_rule {
-  double warm_up = 1;          ///< forwards ahead of backwards on rank r: at most warm_up * (p - r), at least 1
-  double patience = 0.5;       ///< waits for an input that is known to come within this share of a W's time
-  bool forward_first = false;  ///< where a forward and an input gradient are both there
-  bool deep_first = true;      ///< of forwards in several chunks, the last chunk's first
-  bool keep_weights = true;    ///< W only where a rank would idle, or where memory asks for it; else after each I
+  double warm_up = 1;          ///< forwards before the first backward on rank r: at most warm_up * (p - r), at least 1
+  double patience = 0.5;       ///< waits for a known input for at most this fraction of a W's time
+  bool forward_first = false;  ///< if a forward and an input gradient are both ready
+  bool deep_first = true;      ///< forwards of the last chunk before those of earlier ones
+  bool keep_weights = true;    ///< W only if the rank would idle or memory requires it; else after each I
   bool split = true;           ///< I and W; else whole backwards B
 };
 
 namespace detail {
 
-/// The actions that one rank has done, of each chunk.
+/// The numbers of actions of each chunk that a rank has run.
 struct greedy_counts {
   std::vector<int> forwards, inputs;
 };
 
 }  // namespace detail
 
-/// Lays out actions in the order of simulated time: each rank, whenever it is free, takes what its inputs allow by
-/// `rule`, within `max_chunks_held` activations. Deterministic. An order that gets stuck is returned incomplete. Throws
-/// `error` for sizes that are not legal, and for `costs` as `simulate` does.
+/// Builds a schedule in the order of simulated time: each free rank takes a ready action by `rule`, within
+/// `max_chunks_held` activations. Deterministic. An order that gets stuck is returned incomplete. Throws `error` for
+/// illegal sizes, and for `costs` like `simulate`.
 inline schedule make_greedy(const pipeline_shape& shape, const schedule_costs& costs, const greedy_rule& rule,
                             int max_chunks_held) {
   detail::require_costs("make_greedy", shape, costs);
@@ -179,10 +180,11 @@ inline schedule make_greedy(const pipeline_shape& shape, const schedule_costs& c
       "automatic", shape, costs,
       [&](int r, detail::search_rank& me, double now, detail::arrivals& known) -> std::optional<action> {
         auto& [forwards, inputs] = done[static_cast<std::size_t>(r)];
-        // The best action that is ready, and the soonest that is known to become so.
+        // The best action that is ready, and the earliest known time at which another becomes ready.
         double soonest = detail::never;
         int forward = -1, backward = -1;
-        // No more than there are, so that any factor fits an int; std::max in this order gives 1 for what is no number.
+        // Limited by the number of forwards, so any factor fits an int. In this order of arguments, std::max returns 1
+        // for NaN.
         const int in_flight_limit =
             static_cast<int>(std::max(1.0, std::min(1.0 * m * v, std::floor(rule.warm_up * (p - r) * v + 0.5))));
         const bool room = me.held < max_chunks_held;
@@ -193,8 +195,8 @@ inline schedule make_greedy(const pipeline_shape& shape, const schedule_costs& c
           const int c = rule.deep_first ? v - 1 - k : k;
           const int stage = shape.stage_of(r, c);
           const int f = forwards[static_cast<std::size_t>(c)], i = inputs[static_cast<std::size_t>(c)];
-          // A later chunk's forward frees more than it keeps: only the first is held back by the limit on what is
-          // ahead. The last activation that fits is left to later chunks, on which everything waits.
+          // Later chunks' forwards free more memory than they keep, so the in-flight limit only applies to the first
+          // chunk. The last free activation is reserved for later chunks, because all ranks wait for them.
           const bool fits = room && (c > 0 || (ahead < in_flight_limit && me.held + v - 1 < max_chunks_held));
           if (f < m && fits) {
             if (const double at = known.activation(stage, f); at > now)
@@ -226,14 +228,14 @@ inline schedule make_greedy(const pipeline_shape& shape, const schedule_costs& c
 }
 
 struct automatic_options {
-  double max_activations = -1;  ///< of each rank, in microbatch-stages; negative: any
-  bool by_span = false;     ///< least idle time within the ranks' spans, for steps that overlap; else least makespan
-  int improvements = 4000;  ///< exchanges to try, at most, on the best order found
+  double max_activations = -1;  ///< of each rank, in microbatch-stages; negative: no limit
+  bool by_span = false;         ///< minimise idle time within ranks' spans, for steps that overlap; else the makespan
+  int improvements = 4000;      ///< the most exchanges to try on the best order found
 };
 
 namespace detail {
 
-/// How many chunk activations a rank may keep. Throws `error` for a limit that no schedule keeps to.
+/// Returns the number of chunk activations that a rank may keep. Throws `error` for a limit that no schedule meets.
 inline int chunks_limit(const pipeline_shape& shape, const automatic_options& options) {
   if (options.max_activations != options.max_activations)
     fail(
@@ -247,7 +249,7 @@ inline int chunks_limit(const pipeline_shape& shape, const automatic_options& op
   return limit;
 }
 
-/// The goal of the search: a small makespan, or the longest span of a rank.
+/// The quantity to minimise: the makespan, or the longest span of a rank.
 inline double length_of(const simulation& times, bool by_span) {
   if (!by_span) return times.makespan;
   double longest = 0;
@@ -255,7 +257,7 @@ inline double length_of(const simulation& times, bool by_span) {
   return longest;
 }
 
-/// Exchanges neighbouring actions of a rank, and keeps what makes the schedule no longer. Deterministic.
+/// Exchanges adjacent actions of a rank, and keeps exchanges that do not make the schedule longer. Deterministic.
 inline void improve(schedule& s, const schedule_costs& costs, const automatic_options& options, double& length) {
   std::uint64_t state = 0x9e3779b97f4a7c15u;
   const auto random = [&](std::size_t n) {
@@ -269,7 +271,7 @@ inline void improve(schedule& s, const schedule_costs& costs, const automatic_op
     const std::size_t from = random(order.size());
     const std::size_t to = std::min(order.size() - 1, from + 1 + random(4));
     if (from == to) continue;
-    // Moves one action after up to four others, or the last of them before the others.
+    // Moves one action past up to four later ones, or the last of these before the others.
     const bool back = random(2) == 0;
     const auto first = order.begin() + static_cast<std::ptrdiff_t>(from);
     const auto end = order.begin() + static_cast<std::ptrdiff_t>(to) + 1;
@@ -277,7 +279,7 @@ inline void improve(schedule& s, const schedule_costs& costs, const automatic_op
     bool better = false;
     if (check_actions(s, options.max_activations).ok() && run_schedule(s, costs, times)) {
       const double now = length_of(times, options.by_span);
-      better = now <= length;  // equal ones too: they lead out of a plateau
+      better = now <= length;  // equal lengths too, which lead out of a plateau
       if (better) length = now;
     }
     if (!better) back ? std::rotate(first, end - 1, end) : std::rotate(first, first + 1, end);
@@ -286,16 +288,16 @@ inline void improve(schedule& s, const schedule_costs& costs, const automatic_op
 
 }  // namespace detail
 
-/// A schedule for uneven costs and a limit on memory. It is the best of a few greedy orders and of the hand-made
-/// schedules of this shape, also with their Ws placed anew. Exchanges improve it further. It is never longer than any
-/// hand-made one that keeps to the limit. Takes milliseconds for 4 ranks and 12 microbatches, seconds for 16 and 128.
+/// Returns a schedule for uneven costs and a memory limit. It is the best of several greedy orders and of the hand-made
+/// schedules of this shape, also with moved Ws; exchanges then improve it. It is never longer than a hand-made schedule
+/// within the limit. The search takes milliseconds for 4 ranks and 12 microbatches, and seconds for 16 and 128.
 ///
-/// Every rank computes an equal schedule, as long as all run one program on processors of one kind. A processor that
-/// fuses products with sums rounds differently. With several kinds, let one rank make it and send it to the others as
-/// `to_csv`.
+/// Every rank computes the same schedule if all run one program on processors of one kind. Some processors fuse
+/// products with sums, which rounds differently. With several kinds of processors, let one rank compute the schedule
+/// and send it to the others as `to_csv`.
 ///
-/// Throws `error` for sizes that are not legal, for `costs` as `simulate` does, and for a limit that no schedule keeps
-/// to: every rank must hold at least one microbatch in each chunk.
+/// Throws `error` for illegal sizes, for `costs` like `simulate`, and for a limit that no schedule meets: every rank
+/// must hold at least one microbatch in each chunk.
 inline schedule automatic(const pipeline_shape& shape, const schedule_costs& costs = {},
                           const automatic_options& options = {}) {
   detail::require_costs("schedule automatic", shape, costs);
@@ -309,7 +311,7 @@ inline schedule automatic(const pipeline_shape& shape, const schedule_costs& cos
         !detail::run_schedule(candidate, costs, times))
       return;
     const double its = detail::length_of(times, options.by_span);
-    const double tie = 1e-9 * its;  // of equal lengths, the one that keeps less
+    const double tie = 1e-9 * its;  // among equal lengths, prefers fewer activations
     if (its > length + tie || (its > length - tie && peak_activations(candidate) >= peak_activations(best))) return;
     length = its;
     best = std::move(candidate);
@@ -338,8 +340,8 @@ inline schedule automatic(const pipeline_shape& shape, const schedule_costs& cos
       for (int flags = 0; flags < 16; ++flags) {
         const greedy_rule rule{warm_up,          patience,         (flags & 1) != 0,
                                (flags & 2) != 0, (flags & 4) != 0, (flags & 8) != 0};
-        if (shape.chunks == 1 && rule.deep_first) continue;                // no difference
-        if (!(rule.split && rule.keep_weights) && patience > 0) continue;  // no difference
+        if (shape.chunks == 1 && rule.deep_first) continue;                // equal to another rule
+        if (!(rule.split && rule.keep_weights) && patience > 0) continue;  // equal to another rule
         consider(make_greedy(shape, costs, rule, limit));
       }
   if (best.order.empty())

@@ -1,5 +1,5 @@
-// The errors of schedules and the text of each, for compilers and exceptions alike. Their conditions are in
-// schedule/verify.hpp and in `check` of a policy.
+// The errors of schedules with their texts, used by compile errors and exceptions alike. schedule/verify.hpp and
+// `check` of a policy return them.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace plait {
 
-/// Every way in which a schedule can be refused.
+/// Every error of a schedule.
 enum class schedule_error : std::uint8_t {
   ok,
   shape_illegal = 64,  // after the errors of layouts: see `refused`
@@ -122,12 +122,12 @@ PLAIT_ERROR(schedule_error::messages_cross) { static_assert(always_false<Facts..
 PLAIT_ERROR(schedule_error::deadlock) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
-/// The text of an error, as the `static_assert` has it.
+/// The text of an error, equal to its `static_assert`.
 constexpr const char* text_of(schedule_error e) {
   return detail::text_among<schedule_error, schedule_error::shape_illegal, schedule_error::deadlock>(e);
 }
 
-/// Every way in which a step can be refused.
+/// Every error of a step.
 enum class step_error : std::uint8_t {
   ok,
   unknown_unit,

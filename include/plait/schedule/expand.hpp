@@ -1,5 +1,5 @@
-// From a pipeline's schedule to each rank's program, with sends and receives, and, with a policy of data parallelism,
-// to a whole step: where gathers, releases, reductions and updates stand among the passes.
+// Expands a pipeline's schedule to each rank's program with sends and receives. With a policy of data parallelism it
+// also adds gathers, releases, reductions and updates.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +17,12 @@
 
 namespace plait {
 
-/// The computations, sends and receives of every rank, in the one order that every backend follows.
+/// Returns each rank's computations, sends and receives in an order that every backend can follow.
 ///
-/// The communication of a rank is the projection of the global transfer list (`simulation::transfers`) onto it, merged
-/// with its actions. A send follows the action that makes it. A receive precedes the first action that ends after the
-/// message was sent, and so the one that needs it. All programs are sorted by one order of events (simulated time, then
-/// `sequence`). So no deadlock is possible, even when every step blocks and each rank has a single queue.
+/// A rank's messages are those of the global transfer list (`simulation::transfers`) that concern it, merged with its
+/// actions. A send follows the action that makes its data. A receive precedes the first action that ends after the
+/// message was sent, and so also the action that needs it. All programs are sorted by one order of events (simulated
+/// time, then `sequence`). So no deadlock is possible, even if every entry blocks and each rank has a single queue.
 ///
 /// An executor runs the entries in order:
 ///
@@ -32,15 +32,15 @@ namespace plait {
 ///       default:               post(e.transfer);                     // a send: returns at once
 ///     }
 ///
-/// Posting should not block: a receive may stand some actions before its message is sent, so that it is there when it
-/// is needed. Throws as `simulate`.
+/// Posting should not block: a receive may come several actions before its message is sent, so that the message arrives
+/// in time. Throws like `simulate`.
 constexpr std::vector<std::vector<step_entry>> rank_program(const schedule& s, const simulation& times) {
   const pipeline_shape& shape = s.shape;
   std::vector<std::vector<step_entry>> programs(static_cast<std::size_t>(shape.ranks));
   std::vector<std::size_t> next(programs.size(), 0);
   for (std::size_t r = 0; r < programs.size(); ++r) programs[r].reserve(times.ranks[r].size() * 3);
 
-  // Actions up to the place of a transfer in the order of events.
+  // Adds the actions that precede a transfer in the order of events.
   const auto advance = [&](std::size_t rank, const timed_transfer* until) {
     const timed_action* const mine = times.ranks[rank].data();
     const std::size_t size = times.ranks[rank].size();
@@ -68,7 +68,7 @@ constexpr std::vector<std::vector<step_entry>> rank_program(const schedule& s, c
 
 namespace detail {
 
-/// Throws `error`, which names the field and what is legal, for illegal units or policies.
+/// Throws `error` for illegal units or policies, with the field and its legal values.
 constexpr void check_units(const pipeline_shape& shape, const std::vector<step_unit>& units,
                            const data_parallel& policy) {
   const int stages = shape.stages(), count = static_cast<int>(units.size());
@@ -106,7 +106,7 @@ constexpr void check_units(const pipeline_shape& shape, const std::vector<step_u
     fail({"step: prefetch is ", policy.prefetch, ", but there are ", count, " units to gather; legal is 0 to ", count});
 }
 
-/// The passes of a rank by units, with the messages between them.
+/// Splits the passes of a rank into units; the messages between them stay.
 constexpr std::vector<step_entry> passes_by_units(const step_schedule& s, int rank,
                                                   const std::vector<step_entry>& program) {
   std::vector<step_entry> out;
@@ -125,7 +125,7 @@ constexpr std::vector<step_entry> passes_by_units(const step_schedule& s, int ra
   return out;
 }
 
-/// Gathers and releases around the uses of units that lie sharded between them; other entries stay where they are.
+/// Adds gathers and releases around the uses of units that are sharded between uses. Other entries keep their places.
 constexpr std::vector<step_entry> with_gathers(const step_schedule& s, const std::vector<step_entry>& passes) {
   struct use {
     std::size_t at;  // in `passes`
@@ -135,8 +135,8 @@ constexpr std::vector<step_entry> with_gathers(const step_schedule& s, const std
   for (std::size_t i = 0; i < passes.size(); ++i)
     if (passes[i].op == step_op::pass && reads_parameters(passes[i].pass.kind))
       for (const int u : s.used_by(passes[i].unit)) uses.push_back({i, u});
-  // Whether the unit of use k is kept to its next use. It is kept where it is not released after a forward, or where
-  // its next gather would have started already. `end` is the end of the uses of k's pass.
+  // Whether the unit of use k stays gathered until its next use. It stays if it is not released after a forward pass,
+  // or if its next gather would already have started. `end` is the end of the uses of k's pass.
   const auto keeps = [&](std::size_t k, std::size_t end) {
     for (std::size_t next = k + 1; next < uses.size(); ++next) {
       if (uses[next].unit != uses[k].unit) continue;
@@ -147,9 +147,9 @@ constexpr std::vector<step_entry> with_gathers(const step_schedule& s, const std
   };
   std::vector<step_entry> out;
   std::vector<bool> gathered(s.units.size(), false);
-  std::size_t ahead = 0, k = 0;  // the next use whose gather is not placed, and the next use
+  std::size_t ahead = 0, k = 0;  // the next use without a gather, and the next use
   for (std::size_t i = 0; i < passes.size(); ++i) {
-    std::size_t end = k;  // of the uses of this pass
+    std::size_t end = k;  // end of the uses of this pass
     while (end < uses.size() && uses[end].at == i) ++end;
     for (; k < end && ahead < uses.size() && ahead < end + static_cast<std::size_t>(s.policy.prefetch); ++ahead) {
       const auto u = static_cast<std::size_t>(uses[ahead].unit);
@@ -167,7 +167,7 @@ constexpr std::vector<step_entry> with_gathers(const step_schedule& s, const std
   return out;
 }
 
-/// Reductions: each at once after the last addition to its unit's gradient, or all at the end, in that order.
+/// Adds reductions: each directly after the last addition to its unit's gradient, or all at the end in that order.
 constexpr std::vector<step_entry> with_reductions(const step_schedule& s, const std::vector<step_entry>& passes,
                                                   std::vector<int>& order) {
   std::vector<std::size_t> last(s.units.size(), passes.size());
@@ -190,7 +190,8 @@ constexpr std::vector<step_entry> with_reductions(const step_schedule& s, const 
   return out;
 }
 
-/// In a hybrid the second part of each reduction, which waits for the first, as soon as the next unit's is on its way.
+/// In a hybrid, adds the second part of each reduction, which waits for the first, when the next unit's first part has
+/// started.
 constexpr std::vector<step_entry> with_copies(const std::vector<step_entry>& passes) {
   std::vector<step_entry> out;
   int reducing = -1;
@@ -204,8 +205,8 @@ constexpr std::vector<step_entry> with_copies(const std::vector<step_entry>& pas
   return out;
 }
 
-/// The sums over the stages that share parameters, after all else. The ranks of both stages must start them in one
-/// order. The rank that has its gradient last has it at the end of its passes.
+/// Adds the sums over the stages that share parameters, after all other entries. The ranks of both stages must start
+/// them in the same order. On one of them, the last gradient comes at the end of its passes.
 constexpr std::vector<step_entry> with_ties(const step_schedule& s, std::vector<step_entry> passes,
                                             const std::vector<int>& order) {
   const auto twin_of = [&](int u) { return s.units[static_cast<std::size_t>(u)].tied_to; };
@@ -217,8 +218,8 @@ constexpr std::vector<step_entry> with_ties(const step_schedule& s, std::vector<
   return passes;
 }
 
-/// Appends the norm, and updates in the order in which the next step uses the units, each followed by the gather of
-/// what was updated.
+/// Appends the norm, then the updates in the order of the next step's uses, each followed by the gather of the updated
+/// values.
 constexpr std::vector<step_entry> with_updates(const step_schedule& s, std::vector<step_entry> passes,
                                                std::vector<int> order, bool clips) {
   if (clips) passes.push_back({step_op::norm, -1, {}, {}});
@@ -231,7 +232,7 @@ constexpr std::vector<step_entry> with_updates(const step_schedule& s, std::vect
   return passes;
 }
 
-/// A step, without checks.
+/// Expands a step without checks.
 constexpr step_schedule expanded(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                  const std::vector<std::vector<step_entry>>& programs) {
   step_schedule out{s.shape, policy, std::move(units), {}};
@@ -247,7 +248,7 @@ constexpr step_schedule expanded(const schedule& s, std::vector<step_unit> units
   return out;
 }
 
-/// Throws for a field that changes nothing in the step.
+/// Throws if a field has no effect on the step.
 constexpr void refuse_idle_settings(const schedule& s, const step_schedule& made,
                                     const std::vector<std::vector<step_entry>>& programs) {
   const data_parallel& policy = made.policy;
@@ -267,7 +268,7 @@ constexpr void refuse_idle_settings(const schedule& s, const step_schedule& made
     fail("step: overlap = 0 would change nothing, because no pass comes after the first reduction; legal is 1");
 }
 
-/// `at` are the places of the passes in a program. Appends what stands before and after each of them.
+/// Adds the entries before and after the passes of one unit and microbatch, whose places in the program are `at`.
 constexpr void place_moves(const std::vector<step_entry>& program, const std::vector<std::size_t>& at, int ahead,
                            std::vector<std::vector<step_entry>>& before, std::vector<std::vector<step_entry>>& after) {
   for (std::size_t f = 0; f < at.size(); ++f) {
@@ -278,7 +279,7 @@ constexpr void place_moves(const std::vector<step_entry>& program, const std::ve
       return e.unit == keeps.unit && e.pass.microbatch == keeps.pass.microbatch;
     };
     while (b < at.size() && !uses(program[at[b]])) ++b;
-    // A pass runs while the activations leave, one while they are away, and `ahead` of them while they come back.
+    // The copy out takes one pass, the activations are away for at least one, and the copy back takes `ahead` passes.
     if (b == at.size() || b < f + 3 + static_cast<std::size_t>(ahead)) continue;
     after[f].push_back({step_op::offload, keeps.unit, keeps.pass, {}});
     after[f + 1].push_back({step_op::drop, keeps.unit, keeps.pass, {}});
@@ -288,10 +289,10 @@ constexpr void place_moves(const std::vector<step_entry>& program, const std::ve
 
 }  // namespace detail
 
-/// A step whose activations leave the device, for the host's memory, between the passes of a unit that make and use
-/// them. A unit's offload stands after its forward pass, and its drop after the next pass of any unit. Its reload
-/// stands `ahead` passes before its backward pass. Activations that would be away during no pass stay on the device.
-/// The step must be one that `verify` accepts.
+/// Returns a step whose activations are in the host's memory between the passes of a unit that make and use them. A
+/// unit's offload follows its forward pass, and its drop follows the next pass of any unit. Its reload comes `ahead`
+/// passes before its backward pass. Activations that would not be away during any pass stay on the device. `verify`
+/// must accept the step.
 constexpr step_schedule with_offload(step_schedule s, int ahead = 1) {
   if (ahead < 0) fail({"step: activations are reloaded ", ahead, " passes ahead; legal is 0 or more"});
   for (std::vector<step_entry>& program : s.programs) {
@@ -312,20 +313,22 @@ constexpr step_schedule with_offload(step_schedule s, int ahead = 1) {
   return s;
 }
 
-/// A step made of a pipeline's schedule, with passes and messages in the schedule's order. With zero_level::parameters,
-/// a gather stands `prefetch` uses ahead of each use and a release after it. A reduction stands after the last gradient
-/// of each unit; in a hybrid, the reduction of its copies follows the next unit's reduction. The sums over stages that
-/// share parameters come after all reductions. The norm follows, then updates in the order of the next step's uses,
-/// each followed by the gather of what was updated. A schedule of forward passes alone has gathers and releases only.
-/// The schedule must be one that `verify` accepts. Throws `error` for units in another order than their stages', and
-/// for a field that would change nothing.
+/// Returns the step of a pipeline's schedule; passes and messages keep the schedule's order. With
+/// zero_level::parameters, a gather comes `prefetch` uses before each use, and a release after it. A unit's reduction
+/// follows its last gradient; in a hybrid, the reduction of its copies follows the next unit's reduction. Sums over
+/// stages that share parameters follow all reductions. Then come the norm, and the updates in the order of the next
+/// step's uses, each followed by the gather of the updated values. A schedule of forward passes only has gathers and
+/// releases only.
+///
+/// `verify` must accept the schedule. Throws `error` if units are not in the order of their stages, or if a field has
+/// no effect.
 constexpr step_schedule expand(const schedule& s, std::vector<step_unit> units, const data_parallel& policy,
                                const schedule_costs& costs = {}) {
   detail::require_legal("step", s.shape);
   detail::check_units(s.shape, units, policy);
   const std::vector<std::vector<step_entry>> programs = rank_program(s, costs);
   step_schedule out = detail::expanded(s, std::move(units), policy, programs);
-  // A rank of several knows no units but its own, and a field must be legal on all of them or on none.
+  // With several ranks, a rank knows only its own units, and a field must be legal on all ranks or on none.
   if (s.shape.ranks == 1 && trains(s)) detail::refuse_idle_settings(s, out, programs);
   return out;
 }

@@ -1,5 +1,5 @@
-// Schedules as policies, structs that make one for given sizes, and those that plait has: GPipe, 1F1B, interleaved,
-// zero-bubble, V-Half, V-Min, DualPipeV, and forward passes alone. Uneven costs: schedule/automatic.hpp.
+// Policies that make schedules for given sizes: GPipe, 1F1B, interleaved, zero-bubble, V-Half, V-Min, DualPipeV, and
+// forward passes only. schedule/automatic.hpp handles uneven costs.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace plait {
 
-/// A schedule as a policy: a plain struct with one static function. Four more members are optional.
+/// A schedule as a policy: a struct with one static function and four optional members.
 ///
 ///     struct my_schedule {
 ///       static constexpr std::string_view name = "mine";                             // default "custom"
@@ -38,7 +38,7 @@ constexpr std::string_view schedule_name_of() {
     return "custom";
 }
 
-/// The shape that a policy has on `ranks` ranks, with `microbatches` microbatches.
+/// The shape of a policy's schedule on `ranks` ranks with `microbatches` microbatches.
 template <schedule_policy Policy>
 constexpr pipeline_shape shape_of(int ranks, int microbatches) {
   pipeline_shape shape{.ranks = ranks, .chunks = 1, .microbatches = microbatches};
@@ -47,7 +47,7 @@ constexpr pipeline_shape shape_of(int ranks, int microbatches) {
   return shape;
 }
 
-/// Whether a policy can serve a shape at all. The verdict names the nearest numbers of microbatches that it can.
+/// Whether a policy supports a shape. The verdict has the nearest supported numbers of microbatches.
 template <schedule_policy Policy>
 constexpr schedule_verdict check_shape(const pipeline_shape& shape) {
   if (const schedule_verdict v = detail::check_shape(shape); !v.ok()) return v;
@@ -58,8 +58,7 @@ constexpr schedule_verdict check_shape(const pipeline_shape& shape) {
   return {};
 }
 
-/// The schedule that a policy makes. Throws `error` for sizes that the policy cannot serve; the schedule itself is not
-/// verified.
+/// Returns a policy's schedule, without verification. Throws `error` for sizes that the policy does not support.
 template <schedule_policy Policy>
 constexpr schedule make_schedule(int ranks, int microbatches) {
   const pipeline_shape shape = shape_of<Policy>(ranks, microbatches);
@@ -79,8 +78,8 @@ constexpr schedule empty_schedule(std::string_view name, const pipeline_shape& s
   return s;
 }
 
-/// Megatron's order of an interleaved schedule: groups of p microbatches pass chunk after chunk, backwards in the
-/// reverse order of chunks. For one chunk, 1F1B.
+/// Megatron's interleaved order: groups of p microbatches pass through one chunk after another, and backwards through
+/// the chunks in reverse. With one chunk this is 1F1B.
 constexpr schedule make_interleaved(std::string_view name, const pipeline_shape& shape) {
   const int p = shape.ranks, v = shape.chunks, total = v * shape.microbatches;
   const auto microbatch = [&](int k) { return k / (p * v) * p + k % p; };
@@ -107,7 +106,8 @@ constexpr schedule make_interleaved(std::string_view name, const pipeline_shape&
 
 }  // namespace detail
 
-/// All forwards, then all backwards (Huang et al., GPipe, 2018; arXiv 1811.06965). Idle (p-1)/(m+p-1), m activations.
+/// All forwards, then all backwards (Huang et al., GPipe, 2018; arXiv 1811.06965). Idle fraction (p-1)/(m+p-1); m
+/// activations.
 struct gpipe {
   static constexpr std::string_view name = "gpipe";
   static constexpr schedule make(const pipeline_shape& shape) {
@@ -120,15 +120,16 @@ struct gpipe {
   }
 };
 
-/// After p - r - 1 forwards, one forward and one backward in turn (PipeDream-Flush; Narayanan et al., arXiv
-/// 2104.04473). Idle (p-1)/(m+p-1); min(m, p - r) activations on rank r.
+/// After p - r - 1 forwards, alternates one forward and one backward (PipeDream-Flush; Narayanan et al., arXiv
+/// 2104.04473). Idle fraction (p-1)/(m+p-1); min(m, p - r) activations on rank r.
 struct one_f_one_b {
   static constexpr std::string_view name = "1f1b";
   static constexpr schedule make(const pipeline_shape& shape) { return detail::make_interleaved(name, shape); }
 };
 
-/// 1F1B with V chunks on each rank (Narayanan et al., arXiv 2104.04473). Idle ((p-1)/V) / (m + (p-1)/V), for V times
-/// the messages; p (1 + (p-1)/(pV)) activations on rank 0 for m >= 2p. Microbatches must be divisible by p.
+/// 1F1B with V chunks on each rank (Narayanan et al., arXiv 2104.04473). Idle fraction ((p-1)/V) / (m + (p-1)/V), with
+/// V times as many messages; p (1 + (p-1)/(pV)) activations on rank 0 for m >= 2p. p must divide the number of
+/// microbatches.
 template <int Chunks>
 struct interleaved {
   static_assert(Chunks >= 2 && Chunks <= max_chunks,
@@ -145,8 +146,8 @@ struct interleaved {
   static constexpr schedule make(const pipeline_shape& shape) { return detail::make_interleaved(name, shape); }
 };
 
-/// The forward passes of `microbatches` microbatches alone, as an evaluation runs them: every stage takes them in
-/// order, later stages first where two could run.
+/// Returns the forward passes of `microbatches` microbatches, for an evaluation. Every stage takes them in order; if
+/// two stages of a rank are ready, the later one runs first.
 constexpr schedule forward_schedule(pipeline_shape shape, int microbatches) {
   shape.microbatches = microbatches;
   schedule plan{"forward", shape, std::vector<std::vector<action>>(static_cast<std::size_t>(shape.ranks))};
@@ -159,12 +160,12 @@ constexpr schedule forward_schedule(pipeline_shape shape, int microbatches) {
   return plan;
 }
 
-// Zero-bubble schedules, which split backwards into I and W. They are orders for even costs.
+// Zero-bubble schedules, which split backwards into I and W. Their orders assume even costs.
 
 namespace detail {
 
-/// The hand-made zero-bubble order: `warm_up(r)` forwards before the first I, each W `delay(r)` microbatches after its
-/// I, and a forward after each while there are any. W comes before F, which keeps one activation less.
+/// The hand-made zero-bubble order. Rank r runs `warm_up(r)` forwards before the first I, and each W `delay(r)`
+/// microbatches after its I, followed by a forward while there are any. W before F keeps one activation less.
 template <class WarmUp, class Delay>
 constexpr schedule make_zero_bubble(std::string_view name, const pipeline_shape& shape, WarmUp warm_up, Delay delay) {
   const int m = shape.microbatches;
@@ -185,8 +186,8 @@ constexpr schedule make_zero_bubble(std::string_view name, const pipeline_shape&
 
 }  // namespace detail
 
-/// ZB-H1 (Qi et al., arXiv 2401.10241; ZB1P in DeepSeek-V3): the memory of 1F1B with a third of its idle time. Idle
-/// time (p-1)(F + I - W), a share of (p-1)/(3m+p-1) at unit costs and m >= p; at most p activations on every rank.
+/// ZB-H1 (Qi et al., arXiv 2401.10241; ZB1P in DeepSeek-V3): the memory of 1F1B with a third of its idle time. The idle
+/// time is (p-1)(F + I - W), a fraction (p-1)/(3m+p-1) at unit costs and m >= p. At most p activations per rank.
 struct zb_h1 {
   static constexpr std::string_view name = "zb_h1";
   static constexpr schedule make(const pipeline_shape& shape) {
@@ -196,8 +197,9 @@ struct zb_h1 {
   }
 };
 
-/// ZB-H2 (arXiv 2401.10241): no idle time within a rank's own span at unit costs and m >= 2p - 1, for 2p - 1
-/// activations. The makespan still holds p - 1 idle: steps that end with a global operation gain nothing over ZB-H1.
+/// ZB-H2 (arXiv 2401.10241): no idle time within a rank's own span at unit costs and m >= 2p - 1, with 2p - 1
+/// activations. The makespan still has p - 1 idle units, so steps that end with a global operation gain nothing over
+/// ZB-H1.
 struct zb_h2 {
   static constexpr std::string_view name = "zb_h2";
   static constexpr schedule make(const pipeline_shape& shape) {
@@ -207,11 +209,11 @@ struct zb_h2 {
   }
 };
 
-/// ZB-V (arXiv 2401.10241, section 6): two chunks per rank in a vee, I and W split. It keeps at most p activations on
-/// every rank, both chunks together. Where F = I = W, a rank has almost no idle time within its span. It sends twice as
+/// ZB-V (arXiv 2401.10241, section 6): two chunks per rank in a vee, with I and W split. A rank keeps at most p
+/// activations in both chunks together. If F = I = W, a rank has almost no idle time within its span. It sends twice as
 /// many messages as 1F1B.
 ///
-/// The order is the regular one for 2p - 1 microbatches and more. For fewer, the others are left out of that order.
+/// The order is regular for at least 2p - 1 microbatches. For fewer, the missing ones are removed from that order.
 struct zb_v {
   static constexpr std::string_view name = "zb_v";
   static constexpr int chunks = 2;
@@ -228,7 +230,7 @@ struct zb_v {
       const auto f = [&](int chunk) { add(forward_of(chunk, forwards[chunk]++)); };
       const auto i = [&](int chunk) { add(input_backward_of(chunk, inputs[chunk]++)); };
       const auto w = [&](int chunk) { add(weight_backward_of(chunk, weights[chunk]++)); };
-      // Warm-up: chunk 0 alone, both chunks in turn, then chunk 1 with its backwards.
+      // Warm-up: chunk 0 alone, both chunks alternately, then chunk 1 with its backwards.
       for (int k = 0; k < 2 * (p - r) - 1; ++k) f(0);
       for (int k = 0; k < r; ++k) f(1), f(0);
       for (int k = 0; k < p - r; ++k) f(1), i(1), w(1);
@@ -236,7 +238,7 @@ struct zb_v {
         if (forwards[0] < m) f(0);
         i(0), w(0), f(1), i(1), w(1);
       }
-      // Cool-down: input gradients first, weight gradients fill what would be idle.
+      // Cool-down: input gradients first; weight gradients fill idle time.
       for (int k = 0; k < r; ++k) i(0), i(1);
       for (int k = 0; k < p - r; ++k) i(0), w(0);
       while (weights[1] < inputs[1]) w(1);
@@ -246,22 +248,22 @@ struct zb_v {
   }
 };
 
-// V-Half and V-Min, which trade idle time for memory. Their orders are for even costs.
+// V-Half and V-Min, which trade idle time for memory. Their orders assume even costs.
 
 namespace detail {
 
-/// When the six actions of a microbatch begin on each rank, in units of one action; every six units another microbatch
-/// begins. On the way down the vee F moves on by `down`, up by `up`, then I down by `back_down` and up by `back_up`.
-/// `turn` is from the last F of chunk 0 to the first of chunk 1. `turn_back` is from F to I on the last stage,
-/// `turn_up` from I of chunk 1 to I of chunk 0.
+/// The start times of a microbatch's six actions on each rank, in units of one action; a microbatch begins every six
+/// units. From rank to rank, F advances by `down` on the way down the vee and by `up` on the way up; then I by
+/// `back_down` and `back_up`. `turn` is the time from the last F of chunk 0 to the first F of chunk 1. `turn_back` is
+/// the time from F to I on the last stage, `turn_up` from I of chunk 1 to I of chunk 0.
 struct building_block {
   int down, up, back_down, back_up;
   int turn, turn_back, turn_up;
 };
 
-/// The regular schedule of a building block. On each rank, no two of the six actions begin in equal units modulo 6. W
-/// fills the first units that are left after the I of its chunk, chunk 1 first. Only the order is kept, so that idle
-/// time at the ends goes.
+/// Repeats a building block for all microbatches. On each rank, no two of the six actions begin in equal units modulo
+/// 6. W fills the first free units after the I of its chunk, chunk 1 first. Only the order is used, so idle time at
+/// both ends disappears.
 constexpr schedule make_from_block(std::string_view name, const pipeline_shape& shape, const building_block& b) {
   const int p = shape.ranks, m = shape.microbatches;
   schedule s = empty_schedule(name, shape, 3);
@@ -277,7 +279,7 @@ constexpr schedule make_from_block(std::string_view name, const pipeline_shape& 
                   {input_backward_of(0, 0), down_again + b.back_up * (p - 1 - r)},
                   {weight_backward_of(1, 0), 0},
                   {weight_backward_of(0, 0), 0}};
-    int at[6] = {-1, -1, -1, -1, -1, -1};  // which of the six begins in this unit modulo 6
+    int at[6] = {-1, -1, -1, -1, -1, -1};  // which of the six actions begins in this unit modulo 6
     for (int k = 0; k < 4; ++k) at[block[k].begin % 6] = k;
     for (int k = 4; k < 6; ++k) {
       int unit = block[k - 2].begin + 1;
@@ -300,8 +302,8 @@ constexpr schedule make_from_block(std::string_view name, const pipeline_shape& 
 }  // namespace detail
 
 /// V-Half (Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362): two chunks per rank in a vee,
-/// at about half of 1F1B's memory with half of its idle time. Here at most p/2 + 3/2 activations, and a makespan idle
-/// of at most 3/2 (p-1), at unit costs and m >= 2p.
+/// with about half of 1F1B's memory and half of its idle time. At most p/2 + 3/2 activations, and at most 3/2 (p-1)
+/// idle units of the makespan, at unit costs and m >= 2p.
 struct v_half {
   static constexpr std::string_view name = "v_half";
   static constexpr int chunks = 2;
@@ -313,8 +315,8 @@ struct v_half {
   }
 };
 
-/// V-Min (arXiv 2405.15362): a third of 1F1B's memory with two thirds of its idle time. Here at most p/3 + 4/3
-/// activations, and a makespan idle of at most 2 (p-1), at unit costs and m >= 2p.
+/// V-Min (arXiv 2405.15362): a third of 1F1B's memory with two thirds of its idle time. At most p/3 + 4/3 activations,
+/// and at most 2 (p-1) idle units of the makespan, at unit costs and m >= 2p.
 struct v_min {
   static constexpr std::string_view name = "v_min";
   static constexpr int chunks = 2;
@@ -329,11 +331,11 @@ struct v_min {
 /// DualPipeV (DeepSeek-V3, arXiv 2412.19437, and github.com/deepseek-ai/DualPipe): two chunks per rank in a vee. Most
 /// forwards of one chunk are paired with a whole backward of the other. An executor may then overlap the communication
 /// *within* a layer of one with the computation of the other. W is split off only where it fills idle time. The
-/// schedule needs as many microbatches as there are stages, 2p.
+/// schedule needs at least 2p microbatches, the number of stages.
 ///
-/// Here the two of a pair run one after the other. Idle time is then (p-1)(F + I - W) of a chunk where the three are
-/// about even. That is within the published (p-1)(F&B + B - 3W), B = I + W. A rank keeps at most p + 1/2 activations
-/// (2p + 1 chunks).
+/// Here the two actions of a pair run one after another. The idle time is then (p-1)(F + I - W) of a chunk if the three
+/// are about equal. That is at most the published (p-1)(F&B + B - 3W), B = I + W. A rank keeps at most p + 1/2
+/// activations (2p + 1 chunks).
 struct dualpipe_v {
   static constexpr std::string_view name = "dualpipe_v";
   static constexpr int chunks = 2;
@@ -348,7 +350,7 @@ struct dualpipe_v {
     for (int r = 0; r < p; ++r) {
       auto& order = s.order[static_cast<std::size_t>(r)];
       int forwards[2]{}, backwards[2]{};
-      std::vector<action> pending;  // W that were split off, oldest first
+      std::vector<action> pending;  // split-off W, oldest first
       std::size_t oldest = 0;
       const auto f = [&](int chunk) { order.push_back(forward_of(chunk, forwards[chunk]++)); };
       const auto b = [&](int chunk, bool split) {
@@ -359,7 +361,7 @@ struct dualpipe_v {
       const auto w = [&] {
         if (oldest < pending.size()) order.push_back(pending[oldest++]);
       };
-      // The eight parts of the original.
+      // The eight parts of DeepSeek's DualPipeV.
       for (int k = 0; k < 2 * (p - r - 1); ++k) f(0);
       for (int k = 0; k < r + 1; ++k) f(0), f(1);
       for (int k = 0; k < p - r - 1; ++k) b(1, true), w(), f(1);

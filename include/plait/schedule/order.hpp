@@ -1,5 +1,5 @@
-// Verifies that all collectives and messages of a step stand in one order, over all communicators and on all ranks of a
-// mesh. Then none can deadlock.
+// Verifies that all collectives and messages of a step have one order, over all communicators and all ranks of a mesh.
+// Then none can deadlock.
 #pragma once
 
 #include <algorithm>
@@ -22,36 +22,36 @@
 
 namespace plait {
 
-/// A communicator as one rank sees it. Two ranks mean one communicator where name and ranks are equal.
+/// A communicator from one rank's viewpoint. Two ranks use the same communicator if name and ranks are equal.
 struct posted_group {
-  std::string name;        ///< its axes, and what it is for: "tp", "dp reductions", "pp gradients"
-  std::vector<int> ranks;  ///< of the whole mesh, in the communicator's order
+  std::string name;        ///< its axes and its purpose: "tp", "dp reductions", "pp gradients"
+  std::vector<int> ranks;  ///< numbers in the whole mesh, in the communicator's order
 
   friend bool operator==(const posted_group&, const posted_group&) = default;
 };
 
-/// One collective, or one message, that a rank starts.
+/// One collective or message that a rank starts.
 struct posted_call {
   int group = -1;  ///< index into `posted_program::groups`
   collective kind = collective::barrier;
-  /// Elements, as in `call`; of an all-to-all with a count for each peer, which may differ between ranks, 0.
+  /// Elements, as in `call`; 0 for an all-to-all with a count per peer, since counts may differ between ranks.
   std::uint64_t count = 0;
   dtype type = dtype::u8;
   reduce_op op = reduce_op::sum;
-  int peer = 0;  ///< the root of a broadcast, the other rank of a message, by its place in the group
+  int peer = 0;  ///< the root of a broadcast, or the other rank of a message, as an index in the group
   int tag = 0;   ///< of a message
-  /// Calls of one number are posted together and wait for each other's ends only, as the messages of a ring
-  /// (`comm_group`).
+  /// Calls with the same number are posted together and only wait for each other's completion, such as the messages of
+  /// a ring (`comm_group`).
   int together = -1;
-  bool asynchronous = false;  ///< whether the rank continues before it is complete
-  int entry = -1;             ///< in which entry of the rank's program; -1: in none
+  bool asynchronous = false;  ///< whether the rank continues before the call is complete
+  int entry = -1;             ///< index of its entry in the rank's program; -1: none
 };
 
 /// The collectives and messages that one rank starts in a step, in order.
 struct posted_program {
   std::vector<posted_group> groups;
   std::vector<posted_call> calls;
-  std::vector<step_entry> entries;  ///< the rank's program, to which `posted_call::entry` refers
+  std::vector<step_entry> entries;  ///< the rank's program; `posted_call::entry` is an index into it
 
   const posted_group& group_of(const posted_call& c) const { return groups[static_cast<std::size_t>(c.group)]; }
 };
@@ -61,19 +61,20 @@ std::string describe(const posted_program& of, const posted_call& c);
 
 enum class order_error : std::uint8_t {
   ok,
-  not_a_member,  ///< a rank uses a communicator in which it is not
-  differ,        ///< two ranks' next calls on one communicator differ in their collective or its entry
-  missing,       ///< a rank ends its step before a call that another rank waits for
-  cross,         ///< ranks wait for each other in a circle
+  not_a_member,  ///< a rank uses a communicator to which it does not belong
+  differ,        ///< the next calls of two ranks on one communicator are different collectives or belong to different
+                 ///< entries
+  missing,       ///< a rank ends its step without a call for which another rank waits
+  cross,         ///< ranks wait for each other in a cycle
 };
 
-/// The outcome: two calls that contradict each other, on two ranks.
+/// The outcome: ok, or two calls of two ranks that contradict each other.
 struct order_verdict {
   order_error code = order_error::ok;
   int rank = -1, other_rank = -1;
-  std::string call{}, other_call{};  ///< described; `other_call` is empty where the other rank starts nothing more
-  int circle = 0;                    ///< of `cross`: how many ranks wait for each other
-  std::int64_t completed = 0;        ///< of a step that is right: how many collectives and messages
+  std::string call{}, other_call{};  ///< described; `other_call` is empty if the other rank starts no further call
+  int circle = 0;                    ///< for `cross`: the number of ranks in the cycle
+  std::int64_t completed = 0;        ///< for a correct step: its number of collectives and messages
 
   bool ok() const { return code == order_error::ok; }
 };
@@ -81,19 +82,18 @@ struct order_verdict {
 /// "ok", or "rank 1, all_reduce of 64 over tp in F0.0 of unit 2: ...; see rank 0, all_reduce of 64 over cp in ..."
 std::string describe(const order_verdict& v);
 
-/// Runs the programs of all ranks of a mesh, by rank, under the strictest rule that there is: a rank starts its next
-/// call once the one before is complete, whether it would wait for it or not. A collective completes when all ranks of
-/// its communicator have come to it, a message when both have. The k-th calls of a communicator meet each other. They
-/// must be one collective, of one length and type, from one pass of one unit.
+/// Runs the programs of all ranks of a mesh under the strictest rule: a rank starts its next call when the previous one
+/// is complete, even if the call is asynchronous. A collective completes when all ranks of its communicator have
+/// reached it, a message when both ranks have. The k-th calls on a communicator belong together. They must be the same
+/// collective, with equal length and type, in the same pass of the same unit.
 ///
-/// A step that ends here has one order of all communication: the order in which the calls completed. Every rank's own
-/// order agrees with it. So the step ends under every rule by which backends post: the first incomplete call in that
-/// order was started by all its ranks, or they are computing on the way to it. This holds for any number of streams,
-/// queues and communicators, whichever calls are waited for at once, and however few can be under way. Each rank waits
-/// at most for calls that it started before. These are complete, as they come before in the order. So the proof covers
-/// asynchronous calls together with all others.
+/// If all programs end, the calls have one order, in which they completed, and every rank's own order agrees with it.
+/// So the step ends under every rule by which backends post calls. For the first incomplete call in that order, each
+/// rank has started it or is computing before it. This holds for any number of streams, queues and communicators, any
+/// choice of calls that wait, and any limit on calls in flight. A rank waits only for calls that it started before;
+/// these come earlier in the order, so they are complete. The proof therefore covers asynchronous calls too.
 ///
-/// Throws where a program refers to a group that it does not have.
+/// Throws if a program refers to a group that it does not have.
 order_verdict verify_order(std::span<const posted_program> ranks);
 
 /// Throws `error` with the verdict's text unless `verify_order` accepts the programs.
@@ -118,7 +118,7 @@ PLAIT_INLINE std::string describe(const posted_program& of, const posted_call& c
 
 namespace detail {
 
-/// All ranks' programs under the rule that everything blocks where it is started.
+/// Runs all ranks' programs as if every call were blocking.
 class blocking_run {
  public:
   explicit blocking_run(std::span<const posted_program> ranks) : ranks_(ranks), state_(ranks.size()) {
@@ -152,21 +152,21 @@ class blocking_run {
   };
   struct group {
     std::size_t size = 0;
-    std::vector<place> here;  ///< who has come to the next collective
+    std::vector<place> here;  ///< the ranks that have reached the next collective
     std::map<std::pair<int, int>, std::pair<std::deque<place>, std::deque<place>>> messages;  ///< sends, receives
   };
   struct rank_state {
     std::vector<std::size_t> groups;
     std::size_t next = 0;   ///< the first call that is not posted
-    std::size_t first = 0;  ///< of those that are, and open
-    int open = 0;           ///< how many of them are not complete
+    std::size_t first = 0;  ///< the first posted call that is not complete
+    int open = 0;           ///< number of posted calls that are not complete
     std::vector<bool> done;
   };
 
   const posted_call& call_of(const place& p) const { return ranks_[p.rank].calls[p.call]; }
   static bool is_message(const posted_call& c) { return c.kind == collective::send || c.kind == collective::receive; }
 
-  /// Posts the next call of a rank, with the calls that are posted together with it.
+  /// Posts the next call of a rank, and the calls that belong together with it.
   order_verdict post(std::size_t r) {
     rank_state& s = state_[r];
     const std::vector<posted_call>& calls = ranks_[r].calls;
@@ -228,7 +228,7 @@ class blocking_run {
     s.done[p.call - s.first] = true;
     if (--s.open == 0) moving_.push_back(p.rank);
   }
-  /// Whether two ranks' calls are one collective, from one place of the step.
+  /// Whether two ranks' calls are the same collective at the same place of the step.
   bool meet(const place& a, const place& b) const {
     const posted_call &c = call_of(a), &d = call_of(b);
     const bool rooted = c.kind == collective::broadcast;
@@ -237,8 +237,8 @@ class blocking_run {
     const step_entry *of_a = entry_of(a), *of_b = entry_of(b);
     if (of_a == nullptr || of_b == nullptr) return of_a == of_b;
     if (of_a->op != of_b->op) return false;
-    // Ranks that share a collective of a pass run equal passes. Stages that share a reduction have it under different
-    // numbers.
+    // Ranks that share a collective in a pass run equal passes. For a reduction shared by stages, the unit numbers
+    // differ.
     return of_a->op != step_op::pass || *of_a == *of_b;
   }
   const step_entry* entry_of(const place& p) const {
@@ -255,13 +255,13 @@ class blocking_run {
     v.other_call = describe(ranks_[other->rank], call_of(*other));
     return v;
   }
-  /// The first open call of a rank that waits.
+  /// The first incomplete call of a waiting rank.
   place open_of(std::size_t r) const {
     const rank_state& s = state_[r];
     const auto at = std::find(s.done.begin(), s.done.end(), false);
     return {r, s.first + static_cast<std::size_t>(at - s.done.begin())};
   }
-  /// Who has not come to a call.
+  /// The rank that has not reached a call.
   std::size_t missing_at(const place& p) const {
     const posted_call& c = call_of(p);
     const std::vector<int>& members = ranks_[p.rank].group_of(c).ranks;
@@ -273,7 +273,8 @@ class blocking_run {
         return static_cast<std::size_t>(member);
     return p.rank;
   }
-  /// No rank can continue: follows who waits for whom from rank `r`, until there is a circle or an end.
+  /// Called when no rank can continue: follows the waiting ranks from `r` until there is a cycle or a rank that has
+  /// ended.
   order_verdict stuck(std::size_t r) const {
     std::vector<std::size_t> path;
     for (;; r = missing_at(open_of(r))) {

@@ -1,4 +1,5 @@
-// Schedules by name, as in "interleaved:2", and as CSV, from and to PyTorch's torch.distributed.pipelining.
+// Reads schedules by name, such as "interleaved:2", and converts them from and to the CSV of PyTorch's
+// torch.distributed.pipelining.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +41,7 @@ inline std::string_view without_blanks(std::string_view text) {
 }
 
 inline stage_action parse_cell(std::string_view part, int row, std::size_t column, std::string_view cell) {
-  stage_action result{.rank = row, .stage = -1, .microbatch = -1};  // a number too large for an int leaves its -1
+  stage_action result{.rank = row, .stage = -1, .microbatch = -1};  // stays -1 if the number is too large for an int
   const char* const end = part.data() + part.size();
   const auto [letter_at, stage_error] = std::from_chars(part.data(), end, result.stage);
   const std::string_view kinds = "FBIW";
@@ -62,12 +63,13 @@ inline stage_action parse_cell(std::string_view part, int row, std::size_t colum
 }  // namespace detail
 
 /// Reads a schedule in the text format of PyTorch's `torch.distributed.pipelining` (`_dump_csv` and `_load_csv`, format
-/// "compute_only"): a row for each rank, cells such as `0F0`, `1B2`, `0I0`, `0W0` (stage, kind, microbatch), empty
-/// where the rank idles. A pair that PyTorch overlaps, `(0F3;7B1)OVERLAP_F_B`, is read as its two actions in turn.
+/// "compute_only"). It has a row per rank. Cells have the form `0F0`, `1B2`, `0I0`, `0W0` (stage, kind, microbatch),
+/// and are empty if the rank idles. A pair that PyTorch overlaps, `(0F3;7B1)OVERLAP_F_B`, is read as two actions in
+/// sequence.
 ///
-/// The numbers of chunks and microbatches and the placement of stages follow from the actions. Throws `error` with the
-/// row and the cell for what is no action. Throws it also for sizes that are not legal, and for a placement that is
-/// neither straight nor a vee. `verify` checks whether the schedule is a legal one.
+/// The numbers of chunks and microbatches and the placement of stages are derived from the actions. Throws `error`,
+/// with row and cell, for a cell that is not an action. Throws it also for illegal sizes, and for a placement that is
+/// neither straight nor a vee. The schedule is not verified; call `verify` for this.
 inline schedule schedule_from_csv(std::string_view text, std::string_view name = "csv") {
   std::vector<detail::stage_action> actions;
   int row = 0, stages = 0, microbatches = 0;
@@ -120,7 +122,7 @@ inline schedule schedule_from_csv(std::string_view text, std::string_view name =
   return s;
 }
 
-/// Writes that format, without cells for idle time: `_load_csv` reads it.
+/// Writes the same format, without cells for idle time; PyTorch's `_load_csv` reads it.
 inline std::string to_csv(const schedule& s) {
   std::string text;
   for (std::size_t r = 0; r < s.order.size(); ++r) {
@@ -137,7 +139,7 @@ inline std::string to_csv(const schedule& s) {
   return text;
 }
 
-/// The texts that `parse_schedule` knows.
+/// The texts that `parse_schedule` accepts.
 inline constexpr std::string_view schedule_names =
     "gpipe, 1f1b, interleaved:V (V chunks per rank, as in interleaved:2), zb_h1, zb_h2, zb_v, v_half, v_min, "
     "dualpipe_v, "
@@ -162,7 +164,7 @@ schedule made(std::string_view text, int ranks, int microbatches) {
   return Policy::make(shape);
 }
 
-/// Makes the hand-made schedule that has this name.
+/// Makes the hand-made schedule with this name.
 inline schedule made_by_name(std::string_view text, int ranks, int microbatches) {
   struct named {
     std::string_view name;
@@ -181,7 +183,7 @@ inline schedule read_schedule(std::string_view text, int ranks, int microbatches
   std::error_code ignored;
   const auto kind = std::filesystem::status(text, ignored).type();
   if (kind == std::filesystem::file_type::directory) bad_schedule(text, "it is a folder; name a file");
-  // Opened, a pipe would wait for a writer, and a device might never end.
+  // Opening a pipe would wait for a writer, and reading a device might never end.
   if (kind != std::filesystem::file_type::regular && kind != std::filesystem::file_type::not_found)
     bad_schedule(text, "it is no regular file; pipes and devices are not read");
   constexpr std::uintmax_t most = std::uintmax_t{256} << 20;
@@ -205,11 +207,11 @@ inline schedule read_schedule(std::string_view text, int ranks, int microbatches
 
 }  // namespace detail
 
-/// The schedule that the text names: one of `schedule_names`. `costs` and `options` are arguments of `automatic`. The
-/// result is verified.
+/// Returns the schedule that the text names, one of `schedule_names`. `costs` and `options` are arguments of
+/// `automatic`. The result is verified.
 ///
-/// Throws `error` for an unknown name (with the legal ones), and for sizes that the schedule cannot serve (with the
-/// nearest legal ones). It also throws for a file that cannot be read, is no schedule of this size, or does not verify.
+/// Throws `error` for an unknown name (with the legal names), and for sizes that the schedule does not support (with
+/// the nearest legal ones). Throws also if a file cannot be read, is not a schedule of this size, or does not verify.
 inline schedule parse_schedule(std::string_view text, int ranks, int microbatches, const schedule_costs& costs = {},
                                const automatic_options& options = {}) {
   if (const schedule_verdict v = detail::check_shape({.ranks = ranks, .microbatches = microbatches}); !v.ok())

@@ -1,5 +1,5 @@
-// Schedules as data. A pipeline schedule is the order of each rank's passes. A step schedule has passes by units of
-// parameters, messages, and what data parallelism adds: gathers, releases, reductions, the norm and updates. It may
+// Schedules as data. A pipeline schedule is the order of each rank's passes. A step schedule has passes by parameter
+// units, messages, and the entries of data parallelism: gathers, releases, reductions, the norm and updates. It may
 // also have copies of activations to the host's memory and back.
 #pragma once
 
@@ -17,18 +17,18 @@
 
 namespace plait {
 
-/// The sizes that a schedule may have, which `pipeline_shape::legal` checks wherever one comes in. An action has room
-/// for a number of chunks and microbatches; ranks, and the number of *cells* (a microbatch in a stage), are bounded so
-/// that no product of sizes overflows an int. What is no schedule at all is refused before memory is allocated.
-/// Checking and simulating a schedule takes some hundred bytes for each of its cells.
+/// The limits of a schedule's sizes, which `pipeline_shape::legal` checks. An action stores limited numbers of chunks
+/// and microbatches. Ranks and *cells* (a microbatch in a stage) are limited so that no product of sizes overflows an
+/// int. Illegal sizes are refused before memory is allocated. Checking and simulating a schedule takes some hundred
+/// bytes per cell.
 inline constexpr int max_pipeline_ranks = 1024, max_chunks = 255, max_microbatches = 65535, max_cells = 1 << 22;
 
-/// These sizes in words, for messages.
+/// These limits as text, for messages.
 #define PLAIT_SCHEDULE_SIZES                                                                                \
   "the shape of a pipeline needs 1 to 1024 ranks, 1 to 255 chunks on each and 1 to 65535 microbatches, of " \
   "which the product is at most 4194304"
 
-/// How the stages of a model lie on the ranks of its pipeline.
+/// The placement of a model's stages on the ranks of its pipeline.
 ///
 /// * `straight`: stage = chunk * ranks + rank. The model passes the ranks in one direction, once per chunk
 ///   (arXiv 2104.04473).
@@ -36,7 +36,7 @@ inline constexpr int max_pipeline_ranks = 1024, max_chunks = 255, max_microbatch
 ///   (the V schedules of arXiv 2405.15362, DualPipeV).
 enum class stage_placement : std::uint8_t { straight, vee };
 
-/// The sizes of a pipeline, and which stage is where. Stages are numbered in the order of a forward pass.
+/// The sizes of a pipeline, and the placement of its stages. Stages are numbered in the order of a forward pass.
 ///
 ///     constexpr pipeline_shape shape{.ranks = 4, .chunks = 2, .microbatches = 16, .placement = stage_placement::vee};
 ///     static_assert(shape.stages() == 8 && shape.stage_of(3, 1) == 4 && shape.rank_of(7) == 0);
@@ -56,7 +56,7 @@ struct pipeline_shape {
     return runs_backwards(chunk_of(stage)) ? ranks - 1 - place : place;
   }
 
-  /// True for the sizes that a schedule may have. The other members, and all that is made of a shape, rely on it.
+  /// Whether the sizes are within the limits. All other members and functions of a shape require it.
   constexpr bool legal() const {
     return ranks >= 1 && ranks <= max_pipeline_ranks && chunks >= 1 && chunks <= max_chunks && microbatches >= 1 &&
            microbatches <= max_microbatches && std::int64_t{ranks} * chunks * microbatches <= max_cells;
@@ -79,25 +79,25 @@ constexpr void require_legal(const char* who, const pipeline_shape& shape) {
 
 }  // namespace detail
 
-/// A computation of a rank for one microbatch in one of its chunks of the model.
+/// The kind of a rank's computation for one microbatch in one of its chunks of the model.
 ///
-/// A *backward* is either one action, B, or two (arXiv 2401.10241). I gives the gradient of the chunk's input, on which
-/// the stage before waits. W gives the gradients of its weights, on which no stage waits.
+/// A *backward* is either one action, B, or two (arXiv 2401.10241). I computes the gradient of the chunk's input, for
+/// which the previous stage waits. W computes the gradients of the weights, for which no stage waits.
 enum class action_kind : std::uint8_t { forward, backward, input_backward, weight_backward };
 
 /// F, B, I or W.
 constexpr char letter(action_kind kind) { return "FBIW"[static_cast<std::size_t>(kind)]; }
 
-/// True for B and I, which give the gradient that the stage before waits for.
+/// True for B and I, which compute the gradient for the previous stage.
 constexpr bool gives_input_gradient(action_kind kind) {
   return kind == action_kind::backward || kind == action_kind::input_backward;
 }
-/// True for B and W, after which the activations of the microbatch are no longer needed.
+/// True for B and W, after which the microbatch's activations are no longer needed.
 constexpr bool frees_activations(action_kind kind) {
   return kind == action_kind::backward || kind == action_kind::weight_backward;
 }
 
-/// The stage whose result an action of `stage` needs: a forward needs the stage before, B and I need the stage after.
+/// The stage whose result an action of `stage` needs: a forward needs the previous stage, B and I need the next stage.
 /// -1: none.
 constexpr int source_of(const pipeline_shape& shape, action_kind kind, int stage) {
   if (kind == action_kind::forward) return stage - 1;
@@ -112,7 +112,7 @@ constexpr int target_of(const pipeline_shape& shape, action_kind kind, int stage
 /// One pass in a schedule. `pipeline_shape` gives the stage of a chunk.
 struct action {
   action_kind kind = action_kind::forward;
-  std::uint8_t chunk = 0;        ///< of the rank's own chunks, 0 to v - 1
+  std::uint8_t chunk = 0;        ///< index among the rank's own chunks, 0 to v - 1
   std::uint16_t microbatch = 0;  ///< 0 to m - 1
 
   friend constexpr bool operator==(const action&, const action&) = default;
@@ -138,7 +138,7 @@ inline std::string describe(const action& a) { return cat({letter(a.kind), a.mic
 static_assert(forward_of(max_chunks, 0).chunk == max_chunks && forward_of(0, max_microbatches).microbatch == 65535,
               "an action has room for every legal chunk and microbatch");
 
-/// A short text that works in constant expressions of every compiler; what does not fit is cut off.
+/// A short text that works in constant expressions of every compiler; longer texts are truncated.
 struct schedule_name {
   char text[32]{};
 
@@ -154,25 +154,25 @@ struct schedule_name {
   friend constexpr bool operator==(const schedule_name&, const schedule_name&) = default;
 };
 
-/// Who computes what in which order: the whole of a pipeline schedule, as data. Communication (schedule/expand.hpp),
-/// times (schedule/simulate.hpp) and whether it is legal (schedule/verify.hpp) follow from it.
+/// A pipeline schedule as data: the order of each rank's computations. Its messages (schedule/expand.hpp), times
+/// (schedule/simulate.hpp) and legality (schedule/verify.hpp) are derived from it.
 ///
 ///     schedule s = parse_schedule("interleaved:2", ranks, microbatches);  // or interleaved<2>::make(...), or your own
 ///     require_verified(s);                                                // complete, ordered, free of deadlock
 ///     auto programs = rank_program(s, costs);                 // what each rank computes, sends and receives
 ///     for (const step_entry& step : programs[my_rank]) ...  // an executor
 ///
-/// Usable in constant expressions, where it must not outlive the expression.
+/// It can be used in constant expressions, but must not outlive them.
 struct schedule {
   schedule_name name;
   pipeline_shape shape;
   std::vector<std::vector<action>> order;  ///< of each rank, first to last
 };
 
-/// A message from one stage to the next (an activation) or to the one before (its gradient).
+/// A message to the next stage (an activation) or to the previous stage (its gradient).
 enum class transfer_kind : std::uint8_t { activation, gradient };
 
-/// One message between two ranks. Stages on one rank hand over in place: that is no transfer.
+/// One message between two ranks. Stages on one rank pass results in place, without a transfer.
 struct transfer {
   transfer_kind kind = transfer_kind::activation;
   int from_stage = 0;
@@ -188,15 +188,16 @@ inline std::string describe(const transfer& t) {
               " -> ", t.to_stage});
 }
 
-/// The kinds of entries. Gathers, reductions, sends and receives are started where they stand. An entry that needs one
-/// waits for it: a pass for its input and its unit's gather, the norm and updates for reductions. In a hybrid a
-/// reduction has two parts. `reduce` sums a unit's gradient over the ranks that share it out. `reduce_copies` waits for
-/// that, and sums a rank's piece over the ranks that hold copies of it. Where stages share parameters, `reduce_ties` is
-/// the last part: it waits for the others, and sums over these stages.
+/// The kinds of entries. Gathers, reductions, sends and receives only start at their place. An entry that needs one
+/// waits for it: a pass for its input and its unit's gather, the norm and updates for reductions.
 ///
-/// Three kinds move what a unit keeps of a microbatch. `offload` starts its copy to the host's memory. `drop` waits for
-/// that copy and frees the device's memory. `reload` takes memory on the device and starts the copy back, for which the
-/// backward pass of the unit waits.
+/// In a hybrid a reduction has two parts. `reduce` sums a unit's gradient over the ranks that shard it. `reduce_copies`
+/// waits for that, and sums a rank's piece over the ranks with copies of it. If stages share parameters, `reduce_ties`
+/// is the last part: it waits for the others, and sums over these stages.
+///
+/// Three kinds move the values that a unit keeps of a microbatch. `offload` starts their copy to the host's memory.
+/// `drop` waits for that copy and frees the device's memory. `reload` allocates memory on the device and starts the
+/// copy back; the unit's backward pass waits for it.
 enum class step_op : std::uint8_t {
   pass,
   send,
@@ -216,12 +217,13 @@ enum class step_op : std::uint8_t {
 /// Whether an entry moves activations between the device and the host.
 constexpr bool moves_activations(step_op op) { return op >= step_op::offload; }
 
-/// One entry of a rank's program. A pipeline's program has passes, sends and receives, and passes of whole stages; a
-/// step's has passes by units, and the other kinds too.
+/// One entry of a rank's program. A pipeline's program has sends, receives and passes of whole stages. A step's program
+/// has passes by units, and the other kinds too.
 struct step_entry {
   step_op op = step_op::pass;
-  int unit = -1;             ///< of all but messages and the norm; -1: of a whole stage
-  plait::action pass{};      ///< of a pass: which one; of an offload, drop or reload: the forward pass that keeps
+  int unit = -1;             ///< of all kinds except messages and the norm; -1: a whole stage
+  plait::action pass{};      ///< of a pass: its action; of an offload, drop or reload: the forward pass that keeps the
+                             ///< values
   plait::transfer transfer;  ///< of a send or a receive
 
   friend constexpr bool operator==(const step_entry&, const step_entry&) = default;
@@ -246,42 +248,42 @@ PLAIT_INLINE std::string describe(const step_entry& e) {
 }
 #endif
 
-/// Parameters that are gathered, reduced and updated together, by default of a block, the embedding or the head. A
-/// forward pass of a stage goes through its units in order, a backward pass in the reverse order.
+/// Parameters that are gathered, reduced and updated together; by default those of a block, the embedding or the head.
+/// A forward pass of a stage runs its units in order, a backward pass in reverse order.
 struct step_unit {
-  int stage = 0;                ///< whose pass uses it
-  std::int64_t parameters = 0;  ///< elements on a rank, when they are gathered over the data axes
+  int stage = 0;                ///< the stage whose passes use it
+  std::int64_t parameters = 0;  ///< elements on a rank when they are gathered over the data axes
   bool trainable = true;
-  /// The unit of another rank's stage that shares this unit's parameters, such as a tied embedding. The two sum what
-  /// they have reduced. -1: none.
+  /// The unit of another rank's stage that shares this unit's parameters, such as a tied embedding; -1: none. The two
+  /// units sum their reduced gradients.
   int tied_to = -1;
-  /// Another unit of this rank whose parameters its passes use too, as a head uses the embedding's. -1: none.
+  /// Another unit of this rank whose parameters its passes also use, such as the embedding's for a head; -1: none.
   int uses = -1;
-  double kept_bytes = 0;  ///< of what a forward pass keeps of one microbatch, on a rank; 0 where it is not known
+  double kept_bytes = 0;  ///< bytes that a forward pass keeps of one microbatch, on a rank; 0: unknown
 };
 
-/// How many of parameter, gradient and optimizer state are sharded over the data axes (ZeRO, arXiv 1910.02054): none;
-/// the optimizer state; also the reduced gradient; also the parameters between their uses.
+/// The state that is sharded over the data axes (ZeRO, arXiv 1910.02054): nothing; the optimizer state; also the
+/// reduced gradients; also the parameters between their uses.
 enum class zero_level : std::uint8_t { replicated, optimizer, gradients, parameters };
 
-/// A policy of data parallelism as data: where a unit's parameters, gradient and optimizer state lie, and how far
-/// communication runs ahead of its users.
+/// A policy of data parallelism as data: how a unit's parameters, gradients and optimizer state are distributed, and
+/// how early its communication starts.
 struct data_parallel {
   zero_level level = zero_level::replicated;
-  /// Level `parameters`: how many uses ahead a unit's gather starts; 0: when it is needed.
+  /// Level `parameters`: how many uses in advance a unit's gather starts; 0: at its use.
   int prefetch = 1;
-  /// Level `parameters`: whether a unit is released after a forward pass, and gathered again for the backward pass.
+  /// Level `parameters`: whether a unit is released after a forward pass and gathered again for the backward pass.
   bool reshard_after_forward = true;
-  /// Whether a unit's reduction starts when its last gradient is there; else all start after the last pass.
+  /// Whether a unit's reduction starts directly after its last gradient; else all start after the last pass.
   bool overlap = true;
-  /// Whether every update needs the norm over all gradients, to clip by it.
+  /// Whether every update needs the norm of all gradients, for clipping.
   bool clip = true;
-  /// Levels beyond `replicated`: whether the pieces of some ranks are equal, so that reduced pieces are summed over
-  /// those too. A pipeline derives it from its `data_axes::replicate`.
+  /// Levels above `replicated`: whether several ranks have equal pieces, so reduced pieces are also summed over those
+  /// ranks. A pipeline derives it from its `data_axes::replicate`.
   bool hybrid = false;
 };
 
-/// One unit for each stage.
+/// Returns one unit for each stage.
 constexpr std::vector<step_unit> units_of_stages(const pipeline_shape& shape, bool trainable = true) {
   std::vector<step_unit> all(static_cast<std::size_t>(shape.stages()));
   for (std::size_t stage = 0; stage < all.size(); ++stage) {
@@ -291,25 +293,25 @@ constexpr std::vector<step_unit> units_of_stages(const pipeline_shape& shape, bo
   return all;
 }
 
-/// The units whose parameters a pass of unit `u` uses: itself, and the one that it shares, if there is one.
+/// The units whose parameters a pass of unit `u` uses: itself, and a unit with which it shares parameters.
 struct used_units {
   int unit[2] = {-1, -1};
   constexpr const int* begin() const { return unit; }
   constexpr const int* end() const { return unit + (unit[1] < 0 ? 1 : 2); }
 };
 
-/// A whole step: what every rank of a pipeline does, in order. Ranks along the data axes run equal programs.
+/// A whole step: the entries of every pipeline rank, in order. Ranks along the data axes run equal programs.
 struct step_schedule {
   pipeline_shape shape;
   data_parallel policy;
   std::vector<step_unit> units;                   ///< of all stages, in the order of a forward pass
   std::vector<std::vector<step_entry>> programs;  ///< of each rank of the pipeline
 
-  /// Whether parameters lie gathered between steps.
+  /// Whether parameters are gathered between steps.
   constexpr bool gathered_between_steps() const { return policy.level != zero_level::parameters; }
   constexpr used_units used_by(int unit) const { return {{unit, units[static_cast<std::size_t>(unit)].uses}}; }
   constexpr int rank_of(int unit) const { return shape.rank_of(units[static_cast<std::size_t>(unit)].stage); }
-  /// The last part of a unit's reduction, for which its update and the norm wait.
+  /// The last part of a unit's reduction. Its update and the norm wait for it.
   constexpr step_op last_reduction(int unit) const {
     if (units[static_cast<std::size_t>(unit)].tied_to >= 0) return step_op::reduce_ties;
     return policy.hybrid ? step_op::reduce_copies : step_op::reduce;
@@ -327,7 +329,7 @@ constexpr bool trains(const schedule& s) {
       if (a.kind != action_kind::forward) return true;
   return false;
 }
-/// Whether a pass reads the parameters of its unit. The gradients of weights are made of activations alone.
+/// Whether a pass reads the parameters of its unit. The gradients of weights only need activations.
 constexpr bool reads_parameters(action_kind kind) { return kind != action_kind::weight_backward; }
 
 }  // namespace plait

@@ -1,5 +1,5 @@
-// The times of a schedule, of a pipeline or of a whole step, for given costs: without a device or a communicator. One
-// clock runs both: a pipeline is a step whose units are its stages.
+// Simulates the times of a pipeline's schedule or of a whole step for given costs, without a device or a communicator.
+// A pipeline is simulated as a step whose units are its stages.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ struct action_times {
 
 namespace detail {
 
-/// The time of a message between two ranks: of the pair in `links`, or `link` where that is empty.
+/// The time of a message between two ranks: that of the pair in `links`, or `link` if `links` is empty.
 constexpr double link_time(const pipeline_shape& shape, int from, int to, double link,
                            const std::vector<double>& links) {
   if (from == to) return 0;
@@ -51,14 +51,14 @@ constexpr double link_time(const pipeline_shape& shape, int from, int to, double
 /// The costs of actions and messages. The defaults are the unit costs of the literature: F = I = W = 1, B = 2, and
 /// communication takes no time.
 struct schedule_costs {
-  /// Of one microbatch in *all* chunks of a rank; one of v chunks takes a v-th of it. Schedules with different numbers
-  /// of chunks are thus compared for one model.
+  /// Times of one microbatch in *all* chunks of a rank; each of v chunks takes a fraction 1/v. So schedules with
+  /// different numbers of chunks are compared for the same model.
   action_times rank_part{};
-  /// Where it is not empty: the times of each stage, in place of `rank_part`. One entry per stage.
+  /// The times of each stage, one entry per stage, which replace `rank_part`; empty: none.
   std::vector<action_times> stages{};
-  /// From the end of a send's action until the receiver may start, in the unit of those times. The sender computes on.
+  /// Time from the end of a send's action until the receiver may start. The sender continues meanwhile.
   double link = 0;
-  /// Where it is not empty: the time for each pair of ranks, [from * ranks + to], in place of `link`.
+  /// The time for each pair of ranks, [from * ranks + to], which replaces `link`; empty: none.
   std::vector<double> links{};
 
   constexpr double of(const pipeline_shape& shape, action_kind kind, int stage) const {
@@ -73,14 +73,14 @@ struct timed_action {
   plait::action action;
   double start = 0;
   double end = 0;
-  int sequence = 0;  ///< place in an order of all actions in which each comes after those that it waits for
+  int sequence = 0;  ///< index in an order of all actions in which each follows those for which it waits
 };
 
 struct timed_transfer {
   plait::transfer transfer;
-  double sent = 0;     ///< the end of the action that makes it
+  double sent = 0;     ///< end of the action that makes its data
   double arrived = 0;  ///< sent + link
-  int sequence = 0;    ///< the place of the action that makes it
+  int sequence = 0;    ///< that of the action that makes its data
 };
 
 namespace detail {
@@ -90,11 +90,11 @@ constexpr double busy_time(const std::vector<timed_action>& mine) {
   for (const timed_action& a : mine) sum += a.end - a.start;
   return sum;
 }
-/// From a rank's first start to its last end.
+/// Time from a rank's first start to its last end.
 constexpr double span_of(const std::vector<timed_action>& mine) {
   return mine.empty() ? 0 : mine.back().end - mine.front().start;
 }
-/// The largest share of a rank's own span that is idle.
+/// The largest idle fraction of a rank's own span.
 constexpr double span_idle(const std::vector<std::vector<timed_action>>& ranks) {
   double worst = 0;
   for (const std::vector<timed_action>& mine : ranks)
@@ -104,29 +104,30 @@ constexpr double span_idle(const std::vector<std::vector<timed_action>>& ranks) 
 
 }  // namespace detail
 
-/// A step of the pipeline as it would run if every rank started each action as soon as its inputs are there.
+/// A simulated step of the pipeline, in which every rank starts each action as soon as its inputs are there.
 struct simulation {
   std::vector<std::vector<timed_action>> ranks;  ///< of each rank, in its order
   std::vector<timed_transfer> transfers;         ///< of all ranks, by time: the global transfer list
-  double makespan = 0;                           ///< end of the last action of all
+  double makespan = 0;                           ///< end of the last action on any rank
 
   constexpr double busy(int rank) const { return detail::busy_time(ranks[static_cast<std::size_t>(rank)]); }
-  /// From a rank's first start to its last end.
+  /// Time from a rank's first start to its last end.
   constexpr double span(int rank) const { return detail::span_of(ranks[static_cast<std::size_t>(rank)]); }
-  /// Share of all ranks' time from 0 to the makespan that is idle: what a step pays that ends with a global operation,
-  /// such as a gradient norm.
+  /// The idle fraction of all ranks' time from 0 to the makespan. It is the loss of a step that ends with a global
+  /// operation, such as a gradient norm.
   constexpr double makespan_idle() const {
     double sum = 0;
     for (const std::vector<timed_action>& mine : ranks) sum += detail::busy_time(mine);
     return makespan > 0 ? 1 - sum / (makespan * static_cast<double>(ranks.size())) : 0;
   }
-  /// The largest share of a rank's own span that is idle: what the zero-bubble papers count, for steps that overlap.
+  /// The largest idle fraction of a rank's own span, as in the zero-bubble papers. It is the loss of steps that
+  /// overlap.
   constexpr double span_idle() const { return detail::span_idle(ranks); }
 };
 
 namespace detail {
 
-/// Throws `error`, which names `who` for a shape of illegal sizes, unless the costs are costs of this shape.
+/// Throws `error` unless the costs fit this shape; for illegal sizes it begins with `who`.
 constexpr void require_costs(const char* who, const pipeline_shape& shape, const schedule_costs& costs) {
   require_legal(who, shape);
   const auto cheap = [](const action_times& t) {
@@ -144,12 +145,12 @@ constexpr void require_costs(const char* who, const pipeline_shape& shape, const
 
 }  // namespace detail
 
-// A whole step: passes in one stream, gathers and reductions in two more that share a link.
+// A whole step: passes in one stream, and gathers and reductions in two more streams that share a link.
 
 namespace detail {
 
-/// A rank's link: a queue of gathers, one of reductions and one of the reductions of copies. Those that have something
-/// get equal parts of the bandwidth.
+/// A rank's link: a queue of gathers, one of reductions and one of the reductions of copies. Queues that are not empty
+/// share the bandwidth equally.
 class shared_link {
  public:
   static constexpr std::size_t queues = 3;
@@ -159,7 +160,7 @@ class shared_link {
 
   constexpr explicit shared_link(double bandwidth) : bandwidth_(bandwidth) {}
 
-  /// Starts a transfer at a time, which must not be before earlier ones; returns its number.
+  /// Starts a transfer at time `at`, which must not be before earlier transfers. Returns its number.
   constexpr std::size_t post(int queue, double at, double bytes, double latency) {
     advance(at);
     ends_.push_back(-1);
@@ -167,9 +168,9 @@ class shared_link {
     queues_[queue].all.push_back({ends_.size() - 1, bandwidth_ > 0 ? bytes + latency * bandwidth_ : 0});
     return ends_.size() - 1;
   }
-  /// When it went on the link, and when it was over; negative: not by now.
+  /// Returns the begin and end of a transfer on the link; negative: not known yet.
   constexpr use known_use_of(std::size_t number) const { return {begins_[number], ends_[number]}; }
-  /// Returns when it is over.
+  /// Returns the end of a transfer.
   constexpr double end_of(std::size_t number) {
     while (ends_[number] < 0) finish_next();
     return ends_[number];
@@ -187,13 +188,13 @@ class shared_link {
       finish_next();
     }
   }
-  /// The times when it was in use.
+  /// The times when the link was in use.
   constexpr const std::vector<use>& uses() const { return uses_; }
 
  private:
   struct queued {
     std::size_t number;
-    double left;  ///< bytes
+    double left;  ///< bytes that remain
   };
   struct line {
     std::vector<queued> all{};
@@ -219,7 +220,7 @@ class shared_link {
     if (time <= 0) return;
     const double bytes = time * rate();
     for (auto& q : queues_)
-      if (!q.empty()) q.front().left = std::max(0.0, q.front().left - bytes);  // rounding must not go below
+      if (!q.empty()) q.front().left = std::max(0.0, q.front().left - bytes);  // rounding must not make it negative
     if (!uses_.empty() && uses_.back().end == now_)
       uses_.back().end = now_ + time;
     else
@@ -240,32 +241,33 @@ class shared_link {
 
   double bandwidth_, now_ = 0;
   line queues_[queues];
-  std::vector<double> begins_, ends_;  ///< negative: not yet
+  std::vector<double> begins_, ends_;  ///< negative: not known yet
   std::vector<use> uses_;
 };
 
 }  // namespace detail
 
-/// The costs of a step's parts. Times are in any one unit, bandwidths in bytes per such unit.
+/// The costs of a step's parts. Times are in one unit of any kind; bandwidths are in bytes per such unit.
 struct step_costs {
   std::vector<action_times> units{};  ///< of each unit, for one microbatch
-  std::vector<double> updates{};      ///< of each unit's optimizer; empty: nothing
-  std::vector<double> ties{};         ///< of each unit's sum with the one it is tied to; empty: nothing
-  double norm = 0;                    ///< once all gradients are reduced
-  double message = 0;                 ///< from the end of a pass until the next stage's rank has its result
-  std::vector<double> links{};        ///< not empty: of each pair of ranks, [from * ranks + to], in place of `message`
-  int data_ranks = 1;                 ///< n, that share a unit's parameters
-  int copy_ranks = 1;                 ///< r, that hold copies of one piece, in a hybrid
-  double gather_bytes = 2;            ///< of a parameter, as it is gathered
-  double reduce_bytes = 4;            ///< of a gradient, as it is reduced
+  std::vector<double> updates{};      ///< of each unit's optimizer; empty: no time
+  std::vector<double> ties{};         ///< of each unit's sum with the unit that shares its parameters; empty: no time
+  double norm = 0;                    ///< after all gradients are reduced
+  double message = 0;                 ///< from the end of a pass until its result is on the next stage's rank
+  std::vector<double> links{};        ///< of each pair of ranks, [from * ranks + to], which replaces `message`; empty:
+                                      ///< none
+  int data_ranks = 1;                 ///< n, which shard a unit's parameters
+  int copy_ranks = 1;                 ///< r, which hold copies of one piece, in a hybrid
+  double gather_bytes = 2;            ///< bytes per parameter in a gather
+  double reduce_bytes = 4;            ///< bytes per gradient in a reduction
   double bandwidth = 0;       ///< of a rank's link to the others of its data axes; 0: communication takes no time
   double latency = 0;         ///< of a gather or a reduction
-  double copy_bandwidth = 0;  ///< of the copies of activations, both ways in one queue; 0: they take no time
+  double copy_bandwidth = 0;  ///< of copies of activations, in one queue for both directions; 0: they take no time
 };
 
-/// Returns the bytes that a rank sends for a gather or a reduction of a unit over n ranks: (n-1)/n of it. The
-/// all-reduce of replicated gradients takes twice as many. The sum over r ranks that hold copies of a piece takes
-/// 2 (r-1)/r of a piece.
+/// Returns the bytes that a rank sends for a gather or a reduction of a unit over n ranks: (n-1)/n of its bytes. The
+/// all-reduce of replicated gradients sends twice as many. The sum over r ranks with copies of a piece sends 2 (r-1)/r
+/// of the piece.
 constexpr double wire_bytes(const step_schedule& s, const step_costs& costs, step_op op, int unit) {
   const double n = costs.data_ranks, size = static_cast<double>(s.units[static_cast<std::size_t>(unit)].parameters);
   const double part = size * (n - 1) / n;
@@ -278,33 +280,34 @@ constexpr double wire_bytes(const step_schedule& s, const step_costs& costs, ste
 struct timed_entry {
   step_entry entry;
   double start = 0, end = 0;
-  double waited = 0;  ///< how long the rank stood still before it, for a message, a gather, reductions or other ranks
+  double waited = 0;  ///< the rank's idle time before it, for a message, a gather, reductions or other ranks
   int sequence = 0;   ///< simulated: as in `timed_action`
 };
 
-/// A step among equal steps, the last of several that were simulated one after the other.
+/// A step among equal steps: the last of several steps that were simulated in sequence.
 struct step_simulation {
-  std::vector<std::vector<timed_entry>> ranks;  ///< of each rank, in its program's order; times from the step's begin
-  /// The gathers and reductions on each rank's link during the step, also those that the step before has started. Each
-  /// begins when the earlier ones of its kind are over. Where it ends after the step, this is the part within the step.
+  std::vector<std::vector<timed_entry>> ranks;  ///< of each rank, in its program's order; relative to the step's begin
+  /// The gathers and reductions on each rank's link during the step, including those that the previous step started.
+  /// Each begins when the earlier ones of its kind are complete. If it ends after the step, this is the part within the
+  /// step.
   std::vector<std::vector<timed_entry>> links;
-  /// The sums of each rank with the ranks that hold the units its own are tied to. A sum begins when both ranks have
-  /// started it, and the earlier sums of these two ranks are over.
+  /// Each rank's sums with the ranks of units that share its units' parameters. A sum begins when both ranks have
+  /// started it and earlier sums of these ranks are complete.
   std::vector<std::vector<timed_entry>> ties;
-  /// The copies of activations of each rank, one after the other in the order of its offloads and reloads.
+  /// The copies of activations of each rank, in the order of its offloads and reloads.
   std::vector<std::vector<timed_entry>> copies;
-  std::vector<double> link_busy;    ///< of each rank: how long its link was in use during the step
-  std::vector<double> link_hidden;  ///< of that, how long passes or updates went on
-  double period = 0;                ///< from one step's end to the next one's
+  std::vector<double> link_busy;    ///< for each rank: the time in which its link was in use during the step
+  std::vector<double> link_hidden;  ///< the part of this time in which passes or updates ran
+  double period = 0;                ///< from the end of one step to the end of the next
 
-  /// The share of communication over the data axes that computation hid; 1 without communication.
+  /// The fraction of communication over the data axes that computation hid; 1 without communication.
   double hidden_share() const {
     double busy = 0, hidden = 0;
     for (const double t : link_busy) busy += t;
     for (const double t : link_hidden) hidden += t;
     return busy > 0 ? hidden / busy : 1;
   }
-  /// How long a rank stood still for entries of this kind: passes that wait for gathers or messages, the norm and
+  /// The idle time of a rank before entries of this kind: before passes for gathers or messages, before the norm and
   /// updates for reductions.
   double waited(int rank, step_op op) const {
     double sum = 0;
@@ -316,8 +319,8 @@ struct step_simulation {
 
 namespace detail {
 
-/// The ranks of a pipeline, each in its own time, until all have run `steps` steps. Plain pointers where every entry
-/// comes by: a compiler that evaluates this counts every call of a vector's member.
+/// Simulates the ranks of a pipeline, each with its own time, until all have run `steps` steps. The inner loops use
+/// plain pointers, because a compiler counts every call of a vector's member in a constant expression.
 class step_clock {
  public:
   constexpr step_clock(const step_schedule& s, const step_costs& costs, int steps)
@@ -341,7 +344,7 @@ class step_clock {
     }
   }
 
-  /// False where some rank's next entry waits for what never comes.
+  /// Returns false if the next entry of some rank waits for an event that never happens.
   constexpr bool run() {
     for (bool moved = true; moved;) {
       moved = false;
@@ -351,7 +354,7 @@ class step_clock {
     return std::all_of(ranks_.begin(), ranks_.end(), [&](const rank_clock& r) { return r.step == steps_; });
   }
 
-  /// The entries that a rank has run in its last step, in their order.
+  /// The entries that a rank has run in its last step, in order.
   constexpr std::span<const timed_entry> entries(std::size_t rank) const {
     const rank_clock& r = ranks_[rank];
     return {r.last.data(), r.step == steps_ ? r.last.size() : r.at};
@@ -395,22 +398,22 @@ class step_clock {
   struct rank_clock {
     shared_link link;
     std::vector<timed_entry> last{}, ties{}, copies{};  ///< of the last step
-    std::vector<step_entry> posted{};                   ///< by their numbers on the link
+    std::vector<step_entry> posted{};                   ///< indexed by their numbers on the link
     std::vector<double> begins{};                       ///< of each step
     std::vector<int> tying{};                           ///< units, in the order of their sums in this step
     double now = 0;
-    double copied = 0;  ///< the end of its last copy
+    double copied = 0;  ///< end of its last copy
     std::size_t at = 0;
     int step = 0;
   };
 
-  /// The ends of F, or of B or I, of a stage's microbatches in a step; negative: not yet.
+  /// The ends of F, or of B or I, of a stage's microbatches in a step; negative: not known yet.
   constexpr double* ends(int step, bool forward, int stage) {
     return ends_.data() + (static_cast<std::size_t>(step) * 2 + (forward ? 0 : 1)) * cells_ +
            static_cast<std::size_t>(stage) * static_cast<std::size_t>(s_.shape.microbatches);
   }
 
-  /// Runs the next entry of a rank; false where it waits for another rank, or is through.
+  /// Runs the next entry of a rank. Returns false if it waits for another rank, or if the rank has finished.
   constexpr bool advance(std::size_t rank) {
     rank_clock& r = ranks_.data()[rank];
     if (r.step == steps_) return false;
@@ -432,7 +435,8 @@ class step_clock {
     return true;
   }
 
-  /// Begins an entry: it may start at `ready` and takes the rank for `lasts`. False where it waits for another rank.
+  /// Begins an entry, which can start at `ready` and occupies the rank for `lasts`. Returns false if it waits for
+  /// another rank.
   constexpr bool begin(std::size_t rank, const step_entry& e, double& ready, double& lasts) {
     rank_clock& r = ranks_.data()[rank];
     const auto unit = static_cast<std::size_t>(e.unit);
@@ -476,20 +480,20 @@ class step_clock {
         return true;
     }
   }
-  /// The end of the last copy of what a unit has kept of a microbatch.
+  /// The end of the last copy of a unit's values of a microbatch.
   constexpr double& copy_end(const step_entry& e) {
     const auto microbatches = static_cast<std::size_t>(s_.shape.microbatches);
     if (copy_ends_.empty()) copy_ends_.assign(s_.units.size() * microbatches, 0.0);
     return copy_ends_[static_cast<std::size_t>(e.unit) * microbatches + e.pass.microbatch];
   }
-  /// Starts a copy of activations once the earlier ones of the rank are over.
+  /// Starts a copy of activations after the rank's earlier copies.
   constexpr void copy(rank_clock& r, const step_entry& e) {
     const double begin = std::max(r.now, r.copied);
     r.copied = begin + (costs_.copy_bandwidth > 0 ? units_[e.unit].kept_bytes / costs_.copy_bandwidth : 0);
     copy_end(e) = r.copied;
     if (r.step == steps_ - 1) r.copies.push_back({e, begin, r.copied, 0});
   }
-  /// The norm begins on all ranks when the last of them has its gradients reduced.
+  /// The norm begins on all ranks when the last rank has its reduced gradients.
   constexpr bool begin_norm(std::size_t rank, double& ready) {
     std::vector<double>& arrived = norms_[static_cast<std::size_t>(ranks_[rank].step)];
     if (arrived.empty()) arrived.assign(ranks_.size(), -1.0);
@@ -503,26 +507,26 @@ class step_clock {
     ready = *std::max_element(arrived.begin(), arrived.end());
     return *std::min_element(arrived.begin(), arrived.end()) >= 0;
   }
-  /// Puts an entry in a queue of the rank's link; returns its number there.
+  /// Puts an entry in a queue of the rank's link, and returns its number there.
   constexpr std::size_t post(rank_clock& r, int queue, const step_entry& e, double at) {
     r.posted.push_back(e);
     return r.link.post(queue, at, wire_bytes(s_, costs_, e.op, e.unit), costs_.latency);
   }
-  /// Moves `time` on to the end of what has this number on the link, if anything has.
+  /// Advances `time` to the end of the transfer with this number, if there is one.
   constexpr void wait_for(rank_clock& r, std::size_t number, double& time) {
     if (number != none) time = std::max(time, r.link.end_of(number));
   }
 
-  /// Moves `time` on to when a unit's gradient is summed over the data axes of its stage.
+  /// Advances `time` to the end of a unit's reduction over the data axes of its stage.
   constexpr void wait_for_reduction(rank_clock& r, std::size_t unit, double& time) {
     wait_for(r, reductions_[unit], time);
     wait_for(r, copies_[unit], time);
   }
-  /// When the rank of a tied unit has started to sum it with the other one: negative, not yet.
+  /// The time when a unit's rank has started its sum with the unit that shares its parameters; negative: not known yet.
   constexpr double& tie(int step, int unit) {
     return ties_[static_cast<std::size_t>(step) * s_.units.size() + static_cast<std::size_t>(unit)];
   }
-  /// Where the sum of a tied unit begins, which is started on its own rank; negative: not known yet.
+  /// The begin of the sum of a tied unit that its own rank has started; negative: not known yet.
   constexpr double tie_begin(const rank_clock& r, int unit) {
     const auto twin_of = [&](int u) { return s_.units[static_cast<std::size_t>(u)].tied_to; };
     const double theirs = tie(r.step, twin_of(unit));
@@ -538,8 +542,8 @@ class step_clock {
   constexpr double tie_time(int unit) const {
     return costs_.ties.empty() ? 0 : costs_.ties[static_cast<std::size_t>(unit)];
   }
-  /// Moves `time` on to when a unit's gradient is reduced, over the stages too where it is tied; false where the other
-  /// rank has not come to that.
+  /// Advances `time` to the end of a unit's reduction, including the sum over stages. Returns false if the other rank
+  /// has not started that sum.
   constexpr bool finish_reduction(rank_clock& r, int unit, double& time) {
     wait_for_reduction(r, static_cast<std::size_t>(unit), time);
     if (s_.units[static_cast<std::size_t>(unit)].tied_to < 0) return true;
@@ -551,7 +555,7 @@ class step_clock {
     time = std::max(time, end);
     return true;
   }
-  /// Moves `ready` on to when the input of a pass is there; false where it is not known yet.
+  /// Advances `ready` to the arrival of a pass's input. Returns false if this is not known yet.
   constexpr bool input_is_there(const rank_clock& r, const step_entry& e, double& ready) {
     const int stage = units_[e.unit].stage;
     const bool forward = e.pass.kind == action_kind::forward;
@@ -566,13 +570,13 @@ class step_clock {
     ready = std::max(ready, there + message);
     return true;
   }
-  /// The last unit of a pass ends it.
+  /// Records the end of a pass after its last unit.
   constexpr void end_pass(const rank_clock& r, const step_entry& e) {
     const bool forward = e.pass.kind == action_kind::forward;
     if (e.pass.kind != action_kind::weight_backward && is_end(e.unit, !forward))
       ends(r.step, forward, units_[e.unit].stage)[e.pass.microbatch] = r.now;
   }
-  /// Whether a unit is the first of its stage, or the last one.
+  /// Whether a unit is the first of its stage, or its last.
   constexpr bool is_end(int unit, bool first) const {
     const int next = first ? unit - 1 : unit + 1;
     return next < 0 || next == unit_count_ || units_[next].stage != units_[unit].stage;
@@ -585,22 +589,23 @@ class step_clock {
   int steps_, sequence_ = 0;
   std::size_t cells_;
   std::vector<rank_clock> ranks_{};
-  std::vector<std::size_t> gathers_, reductions_, copies_;  ///< the last of each unit on its rank's link
-  std::vector<std::vector<double>> norms_;                  ///< of each step: when each rank reached it
-  /// Of each step and unit: when its rank started its sum with a tied one; negative: not yet.
+  std::vector<std::size_t> gathers_, reductions_, copies_;  ///< number on its rank's link of each unit's last transfer
+  std::vector<std::vector<double>> norms_;                  ///< for each step: when each rank reached it
+  /// For each step and unit: when its rank started its sum with a tied unit; negative: not known yet.
   std::vector<double> ties_;
   std::vector<double> ends_;
-  std::vector<double> copy_ends_{};  ///< of each unit and microbatch; empty where nothing was copied
+  std::vector<double> copy_ends_{};  ///< for each unit and microbatch; empty without copies
 };
 
 }  // namespace detail
 
-/// Times of a step among equal steps. Three are simulated, and the last is returned, so that gathers after an update
-/// overlap with the next forward pass as far as they can. Each rank goes through its program. A gather or a reduction
-/// is on its link once the entries before it are over, in the order of its kind. Sends take `costs.message`. The sum of
-/// a tied unit takes `costs.ties` from when both ranks have come to it; each rank goes on meanwhile. The step must be
-/// one that `verify` accepts, and every stage must have a unit. Throws `error` for costs of other sizes, and where tied
-/// units cost differently.
+/// Returns the times of a step among equal steps. It simulates three and returns the last, so gathers after an update
+/// overlap with the next forward pass. Each rank runs its program. A gather or a reduction begins on its link after the
+/// earlier entries of its kind. Messages take `costs.message`. The sum of a tied unit takes `costs.ties` after both
+/// ranks have reached it; the ranks continue meanwhile.
+///
+/// `verify` must accept the step, and every stage must have a unit. Throws `error` for costs of wrong sizes, and if
+/// tied units have different costs.
 inline step_simulation simulate(const step_schedule& s, const step_costs& costs) {
   if (costs.units.size() != s.units.size()) fail("step_costs: units has not one entry per unit");
   if (!costs.updates.empty() && costs.updates.size() != s.units.size())
@@ -625,11 +630,11 @@ inline step_simulation simulate(const step_schedule& s, const step_costs& costs)
   return clock.last_step();
 }
 
-// A pipeline alone.
+// A pipeline without a step.
 
 namespace detail {
 
-/// Merges neighbouring ranges of transfers, which are each in the order of time; `begins` has the end of the last, too.
+/// Merges adjacent ranges of transfers, each sorted by time. `begins` ends with the end of the last range.
 constexpr void merge_transfers(std::vector<timed_transfer>& all, std::vector<std::size_t> begins) {
   std::vector<timed_transfer> merged(all);
   while (begins.size() > 2) {
@@ -650,8 +655,8 @@ constexpr void merge_transfers(std::vector<timed_transfer>& all, std::vector<std
   }
 }
 
-/// Runs a schedule whose actions name existing chunks and microbatches, as a step whose units are its stages. Returns
-/// false when it cannot finish; `out` then has the actions that ran.
+/// Runs a schedule as a step whose units are its stages. Its actions must name existing chunks and microbatches.
+/// Returns false if it cannot finish; `out` then has the actions that ran.
 constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simulation& out) {
   const pipeline_shape& shape = s.shape;
   step_schedule step{shape, {}, units_of_stages(shape), std::vector<std::vector<step_entry>>(s.order.size())};
@@ -700,9 +705,9 @@ constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simu
 
 }  // namespace detail
 
-/// Times of all actions and messages of one step. The schedule must be one that `verify` accepts; throws `error` if it
-/// cannot finish, has illegal sizes, or names a chunk or a microbatch that it does not have. It also throws if `costs`
-/// has a negative time or a table of another size.
+/// Returns the times of all actions and messages of one step. `verify` must accept the schedule. Throws `error` if it
+/// cannot finish, has illegal sizes, or names a chunk or a microbatch that does not exist. Throws also if `costs` has a
+/// negative time or a table of wrong size.
 constexpr simulation simulate(const schedule& s, const schedule_costs& costs = {}) {
   detail::require_costs("simulate", s.shape, costs);
   if (s.order.size() != static_cast<std::size_t>(s.shape.ranks))

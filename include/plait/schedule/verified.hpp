@@ -1,15 +1,15 @@
-// `verify` of a schedule policy in a `static_assert`, with all policies that plait has.
+// Verifies a schedule's policy in a `static_assert`, and includes all of plait's policies.
 #pragma once
 
 #include "plait/schedule/errors.hpp"
-// The errors first: a compiler prints the way to them.
+// Errors come first, because a compiler prints the include path to them.
 #include "plait/core/macros_off.hpp"
 #include "plait/schedule/generators.hpp"
 
 namespace plait {
 
 /// Arguments of `verify<...>`: the ranks along the pipeline axis, the microbatches of a step, and the most activations
-/// a rank may keep, in microbatch-stages. Each rank holds as many stages as the policy has chunks.
+/// that a rank may keep, in microbatch-stages. Each rank holds as many stages as the policy has chunks.
 template <int N>
 struct pipeline_ranks {
   static_assert(N >= 1, "pipeline_ranks<N> needs at least one rank");
@@ -21,7 +21,7 @@ struct microbatches {
 template <int N>
 struct activations_at_most {};
 
-/// The facts of a refusal, as types that a compiler prints.
+/// The facts of a compile error, as types that the compiler prints.
 template <int Rank>
 struct at_rank {};
 template <int Position>
@@ -80,12 +80,12 @@ struct verifier<Policy, pipeline_ranks<Ranks>, microbatches<Microbatches>, activ
 
 }  // namespace detail
 
-/// Verifies a schedule at compile time. Returns true, or is an error whose text names what is broken and the first
-/// offending action.
+/// Verifies a schedule at compile time. Returns true; otherwise the compile error has the broken rule and the first
+/// wrong action.
 ///
-/// It takes about a tenth of a second for 4 ranks and 16 microbatches. It fits the default limits of compilers up to 8
-/// ranks with 2 chunks and 32 microbatches. Larger ones need clang's -fconstexpr-steps or g++'s -fconstexpr-ops-limit,
-/// or `require_verified`, which takes milliseconds at run time.
+/// It takes about a tenth of a second for 4 ranks and 16 microbatches. Up to 8 ranks with 2 chunks and 32 microbatches
+/// are within the default limits of compilers. Larger schedules need clang's -fconstexpr-steps or g++'s
+/// -fconstexpr-ops-limit. `require_verified` checks them at run time in milliseconds.
 ///
 ///     static_assert(plait::verify<plait::interleaved<2>, plait::pipeline_ranks<4>, plait::microbatches<16>>());
 ///     static_assert(plait::verify<plait::zb_h1, plait::pipeline_ranks<4>, plait::microbatches<16>,
@@ -96,7 +96,7 @@ constexpr bool verify() {
   using consequence =
       detail::consequence_of<verifier::verdict.ok(),
                              detail::schedule_refusal<verifier, Policy, Ranks, Microbatches, Limits...>>;
-  // Asking whether the class has a size instantiates it, and leaves this function valid: one mistake, one error.
+  // Asking for the size instantiates the class but keeps this function valid, so one mistake gives one error.
   return requires { sizeof(typename consequence::type); } || true;
 }
 

@@ -1,5 +1,5 @@
-// Whether a schedule, of a pipeline or of a whole step, is complete, ordered, within its memory and free of deadlock.
-// For a policy in a `static_assert` see schedule/verified.hpp.
+// Verifies that a schedule or a step is complete, ordered, within its memory limit and free of deadlock.
+// schedule/verified.hpp does so for a policy in a `static_assert`.
 #pragma once
 
 #include <algorithm>
@@ -19,19 +19,19 @@
 
 namespace plait {
 
-// The messages of a pipeline: whether they can deadlock, by the order in which ranks post them.
+// The messages of a pipeline: whether the order in which ranks post them can deadlock.
 
-/// The outcome of a check with its facts: the first offending action or message, and where it stands.
+/// The outcome of a check with its facts: the first wrong action or message, and its place.
 struct schedule_verdict {
   schedule_error code = schedule_error::ok;
   int rank = -1;            ///< -1: no particular one
   int position = -1;        ///< in the rank's order (actions) or program (steps), from 0; -1: none
-  step_entry step{};        ///< what stands there, or is missing
-  int other_rank = -1;      ///< whom it waits for
-  int other_position = -1;  ///< where that one is stuck; -1: it is through
+  step_entry step{};        ///< the entry at this place, or the missing entry
+  int other_rank = -1;      ///< the rank for which it waits
+  int other_position = -1;  ///< where that rank is stuck; -1: it has finished
   step_entry other_step{};
-  int below = 0;  ///< nearest legal number of microbatches (or limit on activations) below; 0: none
-  int above = 0;  ///< ... and above
+  int below = 0;  ///< nearest smaller legal number of microbatches (or limit on activations); 0: none
+  int above = 0;  ///< nearest larger one; 0: none
 
   constexpr bool ok() const { return code == schedule_error::ok; }
 };
@@ -39,17 +39,17 @@ struct schedule_verdict {
 /// The verdict as one line: "rank 2, action 5 (B3.0): a backward comes before ...".
 std::string describe(const schedule_verdict& v);
 
-/// In which order a rank posts its messages, all on one queue, as on one NCCL communicator. A message passes when it is
-/// at the head of the queues of its sender and of its receiver (rendezvous). This is the strictest thing that a network
-/// may do, so what finishes here finishes everywhere. All but `global_list` take each rank's own order: receive what an
-/// action needs, compute, send what it made.
+/// The order in which a rank posts its messages, all in one queue, as on one NCCL communicator. A message completes
+/// when it is at the head of the queues of its sender and its receiver (rendezvous). No network is stricter, so a
+/// program that finishes here finishes everywhere. All rules except `global_list` use each rank's own order: receive an
+/// action's input, compute, send its result.
 ///
-/// Every receive names its sender. Therefore one run that finishes proves that every run does (Siegel and Avrunin,
-/// Modeling wildcard-free MPI programs for verification, 2005).
+/// Every receive names its sender. So if one run finishes, every run does (Siegel and Avrunin, Modeling wildcard-free
+/// MPI programs for verification, 2005).
 enum class posting_rule : std::uint8_t {
-  blocking,     ///< one after the other; nothing is computed while a message waits
+  blocking,     ///< one after another; no computation while a message waits
   one_queue,    ///< posted without blocking
-  global_list,  ///< in the order of the transfers' simulated times on every rank: `rank_program`
+  global_list,  ///< in the order of the transfers' simulated times on every rank, as `rank_program`
 };
 
 constexpr std::string_view name_of(posting_rule rule) {
@@ -59,7 +59,7 @@ constexpr std::string_view name_of(posting_rule rule) {
 
 namespace detail {
 
-/// The message that an action needs, or the one that it makes. False: none, or handed over on the rank.
+/// The message that an action needs, or the one that it makes. Returns false if there is none or it stays on the rank.
 constexpr bool input_of(const pipeline_shape& shape, int rank, const action& a, transfer& t) {
   const int stage = shape.stage_of(rank, a.chunk), from = source_of(shape, a.kind, stage);
   if (from < 0 || shape.rank_of(from) == rank) return false;
@@ -73,7 +73,7 @@ constexpr bool output_of(const pipeline_shape& shape, int rank, const action& a,
   return true;
 }
 
-/// A number for each message that a shape can have.
+/// A distinct number for each message that a shape can have.
 constexpr std::size_t slot_of(const pipeline_shape& shape, const transfer& t) {
   return (static_cast<std::size_t>(t.from_stage) * 2 + (t.kind == transfer_kind::gradient ? 1 : 0)) *
              static_cast<std::size_t>(shape.microbatches) +
@@ -83,7 +83,7 @@ constexpr std::size_t slots(const pipeline_shape& shape) {
   return static_cast<std::size_t>(shape.stages()) * 2 * static_cast<std::size_t>(shape.microbatches);
 }
 
-/// Every rank's own order: receive, compute, send.
+/// The programs in each rank's own order: receive, compute, send.
 constexpr std::vector<std::vector<step_entry>> program_in_own_order(const schedule& s) {
   std::vector<std::vector<step_entry>> programs(s.order.size());
   for (std::size_t r = 0; r < s.order.size(); ++r) {
@@ -98,7 +98,8 @@ constexpr std::vector<std::vector<step_entry>> program_in_own_order(const schedu
   return programs;
 }
 
-/// Each message that an action needs or makes is received before it and sent after it, once, by the right rank.
+/// Checks that the right ranks receive each message once before the action that needs it, and send it once after the
+/// action that makes it.
 constexpr schedule_verdict check_steps(const pipeline_shape& shape,
                                        const std::vector<std::vector<step_entry>>& programs) {
   enum : unsigned char { made = 1, sent = 2, received = 4, used = 8 };
@@ -153,8 +154,8 @@ constexpr schedule_verdict check_steps(const pipeline_shape& shape,
   return {};
 }
 
-/// The run itself, of programs that `check_steps` accepts. Plain pointers in the loops: a compiler that evaluates this
-/// counts every call of a vector's member.
+/// Runs programs that `check_steps` accepts. The loops use plain pointers, because a compiler counts every call of a
+/// vector's member in a constant expression.
 class posting_run {
  public:
   constexpr posting_run(const pipeline_shape& shape, const std::vector<std::vector<step_entry>>& programs,
@@ -186,7 +187,7 @@ class posting_run {
 
  private:
   struct queue {
-    std::vector<int> steps;  ///< positions in the program, in the order of posting
+    std::vector<int> steps;  ///< indices in the program, in the order of posting
     std::size_t head = 0;
     constexpr bool waits() const { return head < steps.size(); }
   };
@@ -204,7 +205,7 @@ class posting_run {
     return home_.data()[step.op == step_op::send ? step.transfer.to_stage : step.transfer.from_stage];
   }
 
-  /// A rank computes and posts as far as possible. True: it has moved.
+  /// Lets a rank compute and post as far as possible. Returns whether it made progress.
   constexpr bool advance(std::size_t r) {
     const int rank = static_cast<int>(r);
     const step_entry* const steps = programs_[r].data();
@@ -227,7 +228,8 @@ class posting_run {
     return at != first;
   }
 
-  /// Lets messages of a rank pass whose counterpart is at the head as well. True: some did, or `v` has an error.
+  /// Completes messages of a rank whose counterparts are also at the head of their queue. Returns whether it made
+  /// progress; `v` may have an error then.
   constexpr bool exchange(std::size_t r, schedule_verdict& v) {
     bool moved = false;
     for (queue& mine = queues_.data()[r]; mine.waits();) {
@@ -257,7 +259,7 @@ class posting_run {
     return moved;
   }
 
-  /// The entry that holds a rank up: the message that waits, else its next step; -1: nothing.
+  /// The index of the entry at which a rank is stuck: its waiting message, or else its next entry; -1: none.
   constexpr int stuck_at(std::size_t r) const {
     if (const queue& mine = queues_[r]; mine.waits()) return mine.steps[mine.head];
     return next_[r] < programs_[r].size() ? static_cast<int>(next_[r]) : -1;
@@ -283,8 +285,9 @@ class posting_run {
   const std::vector<std::vector<step_entry>>& programs_;
   posting_rule rule_;
   std::vector<queue> queues_;                      ///< of each rank
-  std::vector<std::size_t> next_;                  ///< the step of each rank that is not yet done or posted
-  std::vector<unsigned char> arrived_, computed_;  ///< results: as messages, and on the rank that made them
+  std::vector<std::size_t> next_;                  ///< each rank's first entry that is not done or posted
+  std::vector<unsigned char> arrived_, computed_;  ///< whether results have arrived as messages, or were computed on
+                                                   ///< the rank
   std::vector<int> home_;                          ///< the rank of each stage
 };
 
@@ -295,10 +298,9 @@ constexpr schedule_verdict run_programs(const pipeline_shape& shape,
 
 }  // namespace detail
 
-/// Whether programs of steps finish when each rank posts its messages by `rule`, in the order in which they stand in
-/// its program. Computes wait for what they need; sends and receives wait only under `blocking`. Messages that are
-/// missing, double or misplaced are refused too. So are illegal sizes, and actions of chunks and microbatches that the
-/// shape does not have.
+/// Verifies that programs finish if each rank posts its messages by `rule`, in its program's order. Computations wait
+/// for their inputs; sends and receives wait only under `blocking`. Missing, duplicate or misplaced messages are
+/// refused. So are illegal sizes, and actions of chunks and microbatches that do not exist.
 constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
                                            const std::vector<std::vector<step_entry>>& programs,
                                            posting_rule rule = posting_rule::global_list) {
@@ -308,18 +310,18 @@ constexpr schedule_verdict verify_programs(const pipeline_shape& shape,
   return detail::run_programs(shape, programs, rule);
 }
 
-// The actions of a pipeline: each once, in order.
+// The actions of a pipeline: each must run once, in order.
 
-/// Demands of `verify` besides that a schedule is complete, ordered and finishes.
+/// Further requirements of `verify`.
 struct verify_options {
   posting_rule posting = posting_rule::global_list;
-  /// Most activations that a rank may keep, in microbatch-stages (one of v chunks counts 1/v); negative: any.
+  /// The most activations that a rank may keep, in microbatch-stages (one of v chunks counts 1/v); negative: no limit.
   double max_activations = -1;
 };
 
 namespace detail {
 
-/// The largest number of chunk activations that a rank keeps at once: from F until B or W, in its order alone.
+/// The largest number of chunk activations that a rank keeps at once, from F until B or W, by its order.
 constexpr int peak_chunks(const std::vector<action>& order) {
   int held = 0, peak = 0;
   for (const action& a : order) {
@@ -334,7 +336,7 @@ constexpr schedule_verdict check_shape(const pipeline_shape& shape) {
   return {};
 }
 
-/// Each stage computes each microbatch once forward and once backward, in that order, within the limit.
+/// Checks that each stage computes each microbatch once forward and once backward, in that order, within the limit.
 constexpr schedule_verdict check_actions(const schedule& s, double max_activations) {
   const pipeline_shape& shape = s.shape;
   if (const schedule_verdict v = check_shape(shape); !v.ok()) return v;
@@ -392,7 +394,7 @@ constexpr schedule_verdict check_actions(const schedule& s, double max_activatio
   return {};
 }
 
-/// The action that a rank is stuck at after what `ran`, and for whom it waits.
+/// Describes the action at which a rank is stuck after the actions in `ran`, and the rank for which it waits.
 constexpr schedule_verdict name_stuck(const schedule& s, const simulation& ran) {
   for (int r = 0; r < s.shape.ranks; ++r) {
     const auto rank = static_cast<std::size_t>(r);
@@ -422,61 +424,61 @@ constexpr schedule_verdict name_stuck(const schedule& s, const simulation& ran) 
 constexpr double peak_activations(const schedule& s, int rank) {
   return static_cast<double>(detail::peak_chunks(s.order[static_cast<std::size_t>(rank)])) / s.shape.chunks;
 }
-/// Of the rank that keeps the most.
+/// The largest value over all ranks.
 constexpr double peak_activations(const schedule& s) {
   double peak = 0;
   for (std::size_t r = 0; r < s.order.size(); ++r) peak = std::max(peak, peak_activations(s, static_cast<int>(r)));
   return peak;
 }
 
-/// Whether a schedule is complete, ordered, keeps to the limit on activations, and finishes under the posting rule. It
-/// is complete if each stage computes each microbatch once: F, and B or I and W. It is ordered if F comes before B or
-/// I, and I before W. The verdict names the first action or message that is wrong.
+/// Verifies that a schedule is complete, ordered, within the limit on activations, and finishes under the posting rule.
+/// It is complete if each stage computes each microbatch once: F, and B or I and W. It is ordered if F comes before B
+/// or I, and I before W. The verdict has the first wrong action or message.
 ///
-/// Costs do not matter: a schedule that finishes with some costs finishes with any. Under `global_list` the programs of
-/// unit costs are run; programs of other costs finish by the argument that `rank_program` gives.
+/// Costs do not matter: a schedule that finishes with some costs finishes with any. Under `global_list` the programs
+/// for unit costs are run. Programs for other costs also finish, for the reason given at `rank_program`.
 constexpr schedule_verdict verify(const schedule& s, const verify_options& options = {}) {
   if (const schedule_verdict v = detail::check_actions(s, options.max_activations); !v.ok()) return v;
   simulation times;
   if (!detail::run_schedule(s, {}, times)) return detail::name_stuck(s, times);
-  // Not one conditional expression: g++ 12 destroys its operands twice in constant expressions.
+  // Not a conditional expression, because g++ 12 destroys its operands twice in constant expressions.
   if (options.posting != posting_rule::global_list)
     return detail::run_programs(s.shape, detail::program_in_own_order(s), options.posting);
   return detail::run_programs(s.shape, rank_program(s, times), options.posting);
 }
 
-/// Throws `error` with the schedule's name, sizes and the verdict's text unless `verify` accepts it.
+/// Throws `error` with the schedule's name, its sizes and the verdict unless `verify` accepts it.
 inline void require_verified(const schedule& s, const verify_options& options = {}) {
   if (const schedule_verdict v = verify(s, options); !v.ok())
     fail({"schedule ", s.name.str(), " (", s.shape.ranks, " ranks, ", s.shape.chunks, " chunks each, ",
           s.shape.microbatches, " microbatches): ", describe(v)});
 }
 
-// The messages that must have arrived when a rank computes, by its schedule. While a step is recorded, no communicator
-// can tell whether a message has arrived. This list then decides when the memory of a send is freed.
+// The messages that have certainly arrived when a rank computes, by its schedule. While a step is recorded, no
+// communicator can be asked for this, so this list determines when a send's memory is freed.
 
-/// For each step of the program of `rank`: its earlier sends, counted from 0, that have arrived for certain
-/// once a compute has its input, and had not for certain before. The receiver has begun the action that takes the
-/// message, for what it has computed since came here, maybe by way of others (vector clocks: Fidge 1988, Mattern 1989).
-/// `programs` are the programs of all ranks of a verified schedule.
+/// For each entry of the program of `rank`: the earlier sends, counted from 0, whose arrival becomes certain when a
+/// computation has its input. The receiver has begun the action that uses the message, because a later result of the
+/// receiver has reached this rank, perhaps through others. (Vector clocks: Fidge 1988, Mattern 1989.) `programs` are
+/// the programs of all ranks of a verified schedule.
 std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_shape& shape,
                                                     const std::vector<std::vector<step_entry>>& programs, int rank);
 
-// The check of a whole step: every use of a parameter after its gather, every reduction after the last gradient and
-// before its update. Activations must lie on the device when a backward pass reads them, and copies of them must be
-// over when their memory is freed. Shared collectives must be in one order, and memory within its limits.
+// The check of a whole step. Every use of a parameter must follow its gather; every reduction must follow the last
+// gradient and precede the update. Activations must be on the device when a backward pass reads them, and copies must
+// be complete when memory is freed. Shared collectives must have one order, and memory must be within its limits.
 
-/// The outcome of a check: the entry that is wrong, and the one that it contradicts, if there is one.
+/// The outcome of a check: the wrong entry, and the entry that it contradicts, if there is one.
 struct step_verdict {
   step_error code = step_error::ok;
   int rank = -1;
-  int position = -1;  ///< in the rank's program, from 0; -1: what is missing
+  int position = -1;  ///< index in the rank's program, from 0; -1: an entry is missing
   step_entry entry{};
   int other_rank = -1;
-  int other_position = -1;  ///< -1: there is no other entry
+  int other_position = -1;  ///< -1: no other entry
   step_entry other{};
-  double bytes = 0, limit = 0;  ///< of over_memory and over_host_memory
-  std::string pipeline{};       ///< of pipeline_refused: the verdict of `verify`
+  double bytes = 0, limit = 0;  ///< for over_memory and over_host_memory
+  std::string pipeline{};       ///< for pipeline_refused: the verdict of `verify`
 
   bool ok() const { return code == step_error::ok; }
 };
@@ -484,42 +486,40 @@ struct step_verdict {
 /// The verdict as one line: "rank 0, entry 7 (B0.0 of unit 1): a pass reads ...; entry 5 (release of unit 1)".
 std::string describe(const step_verdict& v);
 
-/// The bytes of an element, and how many ranks the data axes have. `most` and `most_on_host` are the limits of a rank;
-/// negative: none.
+/// The bytes of an element, and the number of ranks of the data axes. `most` and `most_on_host` are the limits of a
+/// rank; negative: no limit.
 struct step_memory {
-  double parameter = 4;  ///< where it is used
+  double parameter = 4;  ///< in use
   double gradient = 4;
   int data_ranks = 1;
   double most = -1;
-  double most_on_host = -1;  ///< of offloaded activations
+  double most_on_host = -1;  ///< for offloaded activations
 };
 
 namespace detail {
 
-/// The pipeline that a step's passes and messages make: a pass is an action where its last unit stands.
+/// The pipeline of a step's passes and messages; an action is at the place of its pass's last unit.
 std::vector<std::vector<step_entry>> pipeline_of(const step_schedule& s);
 
 }  // namespace detail
 
-/// Whether a step is right: each rank's passes are whole, and its parameters, gradients and updates in order and within
-/// the limit; passes and messages are a pipeline that finishes under the posting rule; the collectives that ranks share
-/// stand in one order. These are checked in this order. The verdict names the first entry that is wrong, and the one
-/// that it contradicts.
+/// Verifies a step, in this order. Each rank's passes are whole; its parameters, gradients and updates are in order and
+/// within the limit. Passes and messages form a pipeline that finishes under the posting rule. Collectives that ranks
+/// share have one order. The verdict has the first wrong entry, and the entry that it contradicts.
 step_verdict verify(const step_schedule& s, const step_memory& memory = {}, const verify_options& options = {});
 
-/// Throws `error` with the verdict's text unless the program of `rank` alone is right: what `verify` checks of one
-/// rank.
+/// Throws `error` with the verdict's text unless the program of `rank` passes the checks of a single rank.
 void require_verified(const step_schedule& s, int rank, const step_memory& memory = {});
 
 /// Throws `error` with the verdict's text unless `verify` accepts the step.
 void require_verified(const step_schedule& s, const step_memory& memory = {}, const verify_options& options = {});
 
 /// The most bytes of gathered parameters, gradients and activations (`step_unit::kept_bytes`) that a rank holds on its
-/// device at a time; the step must be one that `verify` accepts.
+/// device at a time. `verify` must accept the step.
 double peak_bytes(const step_schedule& s, int rank, step_memory memory);
 
-/// The most bytes of offloaded activations that a rank holds in the host's memory at a time, of such a step. A copy is
-/// held until the pass that uses it again begins.
+/// The most bytes of offloaded activations that a rank holds in the host's memory at a time. A copy is held until the
+/// pass that uses it begins. `verify` must accept the step.
 double peak_host_bytes(const step_schedule& s, int rank);
 
 }  // namespace plait

@@ -41,7 +41,7 @@ PLAIT_INLINE std::string describe(const step_verdict& v) {
 
 namespace detail {
 
-/// One rank's walk through its program.
+/// Follows one rank's program entry by entry, and checks it.
 class step_walk {
  public:
   step_walk(const step_schedule& s, int rank, const step_memory& memory)
@@ -62,7 +62,7 @@ class step_walk {
       if (step_verdict v = take(entry()); !v.ok()) return v;
     return ending();
   }
-  /// Entries of collectives that this rank shares with others, in order: ties and the norm.
+  /// The entries of collectives that this rank shares with others, in order: ties and the norm.
   const std::vector<std::pair<int, step_entry>>& shared() const { return shared_; }
   /// The most bytes of gathered parameters and of gradients at a time.
   double peak() const { return peak_; }
@@ -72,15 +72,15 @@ class step_walk {
  private:
   struct unit_state {
     bool gathered = false;
-    int released = -1, added = -1, reduced = -1, copies = -1, ties = -1;  ///< the last such entry
+    int released = -1, added = -1, reduced = -1, copies = -1, ties = -1;  ///< index of the last such entry
     int updated = -1;
     int gathered_at = -1;
   };
-  /// Where the activations of a unit and a microbatch are.
+  /// The place of the activations of a unit and a microbatch.
   struct kept_state {
     enum { none, kept, leaving, away } where = none;
-    int at = -1;           ///< the last entry that kept or moved it
-    bool on_host = false;  ///< whether a copy of it is in the host's memory
+    int at = -1;           ///< index of the last entry that kept or moved them
+    bool on_host = false;  ///< whether the host's memory has a copy
   };
 
   const step_entry& entry() const { return program_[static_cast<std::size_t>(at_)]; }
@@ -100,9 +100,9 @@ class step_walk {
     return v;
   }
 
-  /// Each pass is whole, in the order of its units.
+  /// Checks that each pass is whole, in the order of its units.
   step_verdict passes() {
-    std::vector<int> left;  // units of the pass that is going on, the next one last
+    std::vector<int> left;  // units that the current pass has not yet run, the next one last
     action going{};
     for (at_ = 0; at_ < static_cast<int>(program_.size()); ++at_) {
       const step_entry& e = entry();
@@ -156,7 +156,7 @@ class step_walk {
     }
   }
 
-  /// An offload, a drop or a reload of activations.
+  /// Checks an offload, a drop or a reload of activations.
   step_verdict take_move(const step_entry& e) {
     const int next = e.unit + 1, stage = described(e.unit).stage;
     const bool known = keeps_ && e.pass.kind == action_kind::forward && e.pass.microbatch < s_.shape.microbatches &&
@@ -192,7 +192,7 @@ class step_walk {
     v.bytes = host_bytes_, v.limit = memory_.most_on_host;
     return v;
   }
-  /// A pass of one unit begins to keep activations, or reads what it has kept.
+  /// Checks that a pass of one unit may keep activations, or may read those that it has kept.
   step_verdict take_kept(const step_entry& e) {
     if (!keeps_) return {};
     kept_state& k = kept(e.unit, e.pass.microbatch);
@@ -203,7 +203,7 @@ class step_walk {
     }
     if (k.where == kept_state::leaving) return refuse(step_error::used_while_copied, k.at);
     if (k.where == kept_state::away) return refuse(step_error::used_after_drop, k.at);
-    if (std::exchange(k.on_host, false)) host_bytes_ -= described(e.unit).kept_bytes;  // its copy back is over
+    if (std::exchange(k.on_host, false)) host_bytes_ -= described(e.unit).kept_bytes;  // the copy back is complete
     if (k.where == kept_state::kept && frees_activations(e.pass.kind)) {
       k = {kept_state::none, at_};
       kept_bytes_ -= described(e.unit).kept_bytes;
@@ -214,7 +214,7 @@ class step_walk {
   step_verdict take_gather(const step_entry& e) {
     unit_state& u = of(e.unit);
     if (u.gathered && u.updated < u.gathered_at) return refuse(step_error::gathered_twice, u.gathered_at);
-    // A replicated optimizer updates where parameters are used: there is never anything to gather.
+    // A replicated optimizer updates parameters in place, so no gather is needed.
     if (u.gathered && (u.updated < 0 || s_.policy.level == zero_level::replicated))
       return refuse(step_error::gathered_twice);
     u.gathered = true;
@@ -237,7 +237,7 @@ class step_walk {
     u.copies = at_;
     return {};
   }
-  /// The norm comes after every part of each reduction.
+  /// Checks that the norm follows every part of each reduction.
   step_verdict take_norm(const step_entry& e) {
     if (norm_ >= 0) return refuse(step_error::norm_twice, norm_);
     norm_ = at_;
@@ -267,7 +267,7 @@ class step_walk {
     return {};
   }
 
-  /// Where such an entry of a unit comes from here on; -1: nowhere.
+  /// The index of the next such entry of a unit; -1: none.
   int later(step_op op, int unit) const {
     for (int i = at_; i < static_cast<int>(program_.size()); ++i)
       if (const step_entry& e = program_[static_cast<std::size_t>(i)]; e.op == op && e.unit == unit) return i;
@@ -337,7 +337,7 @@ class step_walk {
   }
 
   bool mine(int unit) const { return s_.rank_of(unit) == rank_; }
-  /// Gathered parameters; whole gradients from their first addition to their update; and activations.
+  /// Sums gathered parameters, whole gradients from their first addition to their update, and activations.
   step_verdict weigh() {
     double bytes = kept_bytes_;
     for (int unit = 0; unit < static_cast<int>(state_.size()); ++unit) {
@@ -360,21 +360,21 @@ class step_walk {
   step_memory memory_;
   std::vector<unit_state> state_;
   std::vector<std::pair<int, step_entry>> shared_;
-  std::vector<kept_state> kept_;            ///< of each unit and microbatch
+  std::vector<kept_state> kept_;            ///< for each unit and microbatch
   double kept_bytes_ = 0, host_bytes_ = 0;  ///< of activations, on the device and in the host's memory
   double peak_ = 0, host_peak_ = 0;
   bool keeps_ = false;   ///< whether the program has a backward pass, so that forward passes keep activations
-  bool trains_ = false;  ///< whether there was one by now
+  bool trains_ = false;  ///< whether there was a backward pass so far
 };
 
-/// Compares the collectives that two ranks share: their ties and the norm must be equal, in equal order.
+/// Compares the collectives that two ranks share: ties and the norm must be equal, in the same order.
 PLAIT_INLINE step_verdict shared_order(const step_schedule& s, int a,
                                        const std::vector<std::pair<int, step_entry>>& first, int b,
                                        const std::vector<std::pair<int, step_entry>>& second) {
   const auto concerns = [&](const step_entry& e, int rank) {
     return e.op == step_op::norm || s.rank_of(s.units[static_cast<std::size_t>(e.unit)].tied_to) == rank;
   };
-  // A tie goes by the smaller of its units on both ranks.
+  // A tie is identified by the smaller of its two units on both ranks.
   const auto key = [&](const step_entry& e) {
     return e.op == step_op::norm ? -1 : std::min(e.unit, s.units[static_cast<std::size_t>(e.unit)].tied_to);
   };
@@ -470,10 +470,10 @@ PLAIT_INLINE double peak_host_bytes(const step_schedule& s, int rank) {
 PLAIT_INLINE std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_shape& shape,
                                                                  const std::vector<std::vector<step_entry>>& programs,
                                                                  int rank) {
-  using clock = std::vector<std::size_t>;  // how many steps of each rank lie before
+  using clock = std::vector<std::size_t>;  // for each rank: the number of its earlier steps
   struct message {
-    clock sent;             // empty: not yet, or taken
-    std::size_t taken = 0;  // the receiver's steps up to the action that takes it; 0: not yet
+    clock sent;             // empty: not sent yet, or taken
+    std::size_t taken = 0;  // the receiver's steps up to the action that takes it; 0: not taken yet
   };
   const std::size_t ranks = programs.size();
   std::vector<message> messages(detail::slots(shape));
@@ -482,7 +482,7 @@ PLAIT_INLINE std::vector<std::vector<std::size_t>> arrived_sends(const pipeline_
   std::vector<std::pair<std::size_t, transfer>> open;  // sends of `rank`
   std::size_t sends = 0;
 
-  const auto take = [&](std::size_t r, const step_entry& step) {  // false: the message is not yet sent
+  const auto take = [&](std::size_t r, const step_entry& step) {  // false: the message is not sent yet
     transfer t;
     if (!detail::input_of(shape, static_cast<int>(r), step.pass, t)) return true;
     message& m = messages[detail::slot_of(shape, t)];
