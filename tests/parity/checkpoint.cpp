@@ -14,7 +14,7 @@ TEST_CASE("AdamW, an odd vocabulary: layouts of every kind load what layouts of 
   check_pairs(saved_scenario(), many_layouts());
 }
 
-TEST_CASE("Muon, a tied head: likewise, on every other layout, where matrices are whole") {
+TEST_CASE("Muon, a tied head: every other layout loads what every other layout saves, with whole matrices") {
   scenario s = saved_scenario();
   s.config.tie_embeddings = true;
   s.optimizer = muon_options{};
@@ -28,7 +28,7 @@ TEST_CASE("Muon, a tied head: likewise, on every other layout, where matrices ar
   check_pairs(s, whole);
 }
 
-TEST_CASE("AdamW with a tied head, Muon with one of its own: the same, on layouts of each kind") {
+TEST_CASE("AdamW with a tied head, Muon with an untied one: layouts of each kind load what others save") {
   scenario s = saved_scenario();
   s.config.tie_embeddings = true;
   std::vector<saved_layout> tied, whole;
@@ -45,8 +45,7 @@ TEST_CASE("AdamW with a tied head, Muon with one of its own: the same, on layout
   check_pairs(s, whole);
 }
 
-TEST_CASE(
-    "bf16 weights with float masters, moments in 16 and in 8 bits: the same, where blocks are of the same elements") {
+TEST_CASE("bf16 weights with float masters, moments in 16 and in 8 bits: layouts with the same blocks") {
   std::vector<saved_layout> few;
   for (std::size_t i : {0, 2, 5, 9, 13, 18, 19}) few.push_back(many_layouts().at(i));
   scenario s = saved_scenario();
@@ -64,7 +63,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("the same layout goes on with the same bits, another to parity") {
+TEST_CASE("a resumed run has the same bits on the same layout, and parity on another") {
   const scenario s = saved_scenario();
   const std::vector<saved_layout> all = many_layouts();
   for (std::size_t i : {1, 4, 12, 15, 18}) {

@@ -27,7 +27,7 @@ TEST_CASE("policies of every level on every factorisation of up to 16 ranks with
   CHECK(sweep.pairs("reshard, prefetch") == 2 * 4);
 }
 
-TEST_CASE("stages of two chunks, whose first and last may be one rank's") {
+TEST_CASE("stages of two chunks, whose first and last stage may be on one rank") {
   int turn = 0;
   for (const zero_level level : all_levels)
     for (int kind = 4; kind < 7; ++kind, ++turn) {

@@ -184,7 +184,7 @@ TEST_CASE("faults change the hash") {
   CHECK(hash_of<float>({1, 1, 2, 1}, own_norm) != one);
 }
 
-TEST_CASE("other leaves, and samples in other leaves, are other sums") {
+TEST_CASE("other leaves, and samples in other leaves, give other sums") {
   const std::uint64_t one = hash_of<float>(alone);
   CHECK(hash_of<float>(alone, no_fault, {2, 8, 4}) != one);
   CHECK(hash_of<float>(alone, no_fault, {4, 4, 4}) != one);
@@ -192,7 +192,7 @@ TEST_CASE("other leaves, and samples in other leaves, are other sums") {
   CHECK(hash_of<float>(alone, no_fault, {4, 8, 4}, [](std::int64_t i) { return i == 1 ? 2 : i == 2 ? 1 : i; }) != one);
 }
 
-TEST_CASE("leaves that ranks cannot share out are refused") {
+TEST_CASE("leaves that the ranks cannot divide are refused") {
   CHECK_THROWS_WITH_AS(hash_of<float>({1, 1, 2, 1}, no_fault, {3, 8, 4}),
                        doctest::Contains("deterministic_leaves::features = 3"), error);
   CHECK_THROWS_WITH_AS(

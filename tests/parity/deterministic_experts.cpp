@@ -79,7 +79,7 @@ outcome train(const layout_of_run& l) {
 
 }  // namespace
 
-TEST_CASE("one hash on all meshes, with experts that tp cuts, and with whole ones") {
+TEST_CASE("one hash on all meshes, with experts sharded over tp, and with whole ones") {
   const outcome one = train<float, megatron_experts>(alone);
   for (const layout_of_run& l : {layout_of_run{1, 1, 1, 1, 4},
                                  {1, 4, 1, 1, 2},

@@ -87,7 +87,7 @@ TEST_CASE("one rank in bf16 is near one in float") {
   CHECK(most > 1e-6);
 }
 
-TEST_CASE("200 steps in bf16 learn as in float does") {
+TEST_CASE("200 steps in bf16 learn as in float") {
   const rank_outcome& whole = long_run_in_float();
   CHECK(mean_loss(whole, 180) < 0.5 * mean_loss(whole, 0));
   // Measured: at most 1.1e-3, as random rounding changes the weights a little; no more at the end than in the middle.
@@ -106,7 +106,7 @@ TEST_CASE("200 steps with moments and weights that are rounded learn as in float
   check_losses(train_one<bf16_no_masters, megatron_sp>(s), 8e-3);  // measured: at most 2.7e-3
 }
 
-TEST_CASE("200 steps of two data ranks in bf16, which send gradients as bf16, learn as one in float does") {
+TEST_CASE("200 steps of two data ranks that send gradients in bf16 learn as one rank in float") {
   std::vector<double> losses;
   for (const zero_level level : {zero_level::gradients, zero_level::parameters}) {
     scenario s = long_scenario();
@@ -121,7 +121,7 @@ TEST_CASE("200 steps of two data ranks in bf16, which send gradients as bf16, le
   CHECK(std::equal(losses.begin(), losses.begin() + 200, losses.begin() + 200, losses.end()));
 }
 
-TEST_CASE("two ranks of tp and cp in bf16 are near one, and those of dp, which sum in float, nearer") {
+TEST_CASE("two ranks of tp and cp in bf16 are near one rank, and those of dp, which sum in float, are nearer") {
   const scenario s = small_scenario();
   const auto train_on = [&](std::int64_t dp_ranks, std::int64_t cp_ranks, std::int64_t tp_ranks) {
     const megatron_sp::mesh mesh{dp_ranks, cp_ranks, tp_ranks, 1};
@@ -139,7 +139,7 @@ TEST_CASE("two ranks of tp and cp in bf16 are near one, and those of dp, which s
   for (const rank_outcome& r : train_on(2, 1, 1)) check_parity(one_rank(), r, 1e-5);
 }
 
-TEST_CASE("two stages of a pipeline in bf16 round what one rank rounds") {
+TEST_CASE("two stages of a pipeline in bf16 round the same values as one rank") {
   const auto launch = [](int ranks, auto&& body) {
     threads::run(ranks, [&](threads::communicator c) {
       cpu device;

@@ -100,7 +100,7 @@ using four = megatron_sp::mesh;
 
 }  // namespace
 
-TEST_CASE("ranks none of whose tokens count") {
+TEST_CASE("ranks without a counted token") {
   for (const chosen_policy how : {chosen_policy::ring, chosen_policy::all_gather_kv, chosen_policy::ulysses}) {
     context_scenario c;
     c.options.attention.context = how;
@@ -119,7 +119,7 @@ TEST_CASE("dropout and recomputation") {
   }
 }
 
-TEST_CASE("windows and packed documents, computed again") {
+TEST_CASE("windows and packed documents, recomputed") {
   context_scenario c;
   c.options.keep = recompute::full;
   c.options.attention.mask = kernels::attention_mask::window(5);
@@ -129,7 +129,7 @@ TEST_CASE("windows and packed documents, computed again") {
   check(c, {four{1, 2, 2, 1}, four{1, 4, 1, 2}});
 }
 
-TEST_CASE("documents that are missing, or begin where none can, are refused") {
+TEST_CASE("starts of documents that are missing or impossible are refused") {
   const auto refused = [](auto&& fill) {
     std::string text;
     try {

@@ -17,7 +17,7 @@ scenario smoothed() {
 
 }  // namespace
 
-TEST_CASE("label smoothing and z-loss over a sharded vocabulary that does not divide") {
+TEST_CASE("label smoothing and z-loss over a sharded vocabulary that the ranks do not divide") {
   check_some<double, megatron_sp>(smoothed());
 }
 
@@ -53,7 +53,7 @@ TEST_CASE("with no token counted there is no loss, no gradient and no NaN") {
   }
 }
 
-TEST_CASE("the number of microbatches changes nothing, and no byte on dp") {
+TEST_CASE("the number of microbatches changes neither results nor bytes on dp") {
   scenario s{small_config()};
   const rank_outcome one = train_one<double, megatron_sp>(s);
   std::uint64_t bytes_on_dp = 0;
@@ -73,7 +73,7 @@ TEST_CASE("the number of microbatches changes nothing, and no byte on dp") {
   }
 }
 
-TEST_CASE("chunks of tokens, whose logits are there one after the other, make the same loss and gradients") {
+TEST_CASE("the loss in chunks of tokens has the same value and gradients") {
   scenario s = smoothed();
   s.masked_from = 4, s.masked_to = 8;
   const rank_outcome one = train_one<double, megatron_sp>(s);

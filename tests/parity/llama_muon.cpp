@@ -27,7 +27,7 @@ void check_on(const scenario& s, std::initializer_list<pipeline_mesh> meshes) {
 
 }  // namespace
 
-TEST_CASE("each axis by itself, and together") {  // of dp, pp, tp, cp
+TEST_CASE("each axis separately, and all together") {  // of dp, pp, tp, cp
   check_on(with_muon(), {{2, 1, 1, 1}, {1, 2, 1, 1}, {1, 1, 2, 1}, {1, 1, 1, 2}, {1, 1, 4, 1}, {2, 2, 2, 2}});
 }
 

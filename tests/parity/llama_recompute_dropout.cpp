@@ -6,7 +6,7 @@
 using namespace plait;
 using namespace plait::test;
 
-TEST_CASE("recompute changes what is kept and nothing else") {
+TEST_CASE("recompute changes only the bytes that are kept") {
   scenario s{small_config()};
   s.options.dropout = 0.1;
   const rank_outcome one = train_one<double, megatron_sp>(s);

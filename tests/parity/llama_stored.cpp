@@ -22,6 +22,6 @@ TEST_CASE("hybrid sharding: stored over one of two data-parallel axes") {
   CHECK(check_llama<hybrid>({{2, 1, 1}, {1, 2, 1}, {2, 2, 1}, {2, 4, 1}, {2, 2, 2}, {2, 2, 4}}).text() == "");
 }
 
-TEST_CASE("the same with a sequence-parallel residual") {
+TEST_CASE("hybrid sharding with a sequence-parallel residual") {
   CHECK(check_llama<hybrid_sp>({{2, 2, 1}, {1, 2, 2}, {2, 3, 2}, {2, 2, 4}, {4, 2, 2}}).text() == "");
 }

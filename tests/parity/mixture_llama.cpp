@@ -107,7 +107,7 @@ TEST_CASE("all meshes of up to 16 ranks") {
   CHECK(meshes >= 40);
 }
 
-TEST_CASE("with a limit of rows, in the text's order and in zigzag order") {
+TEST_CASE("with a limit of rows, in original and in zigzag order") {
   const auto check = [](auto make, const model_setup& how) {
     CHECK(check_model(
               mesh_of(1, 1, 1, 1),
@@ -131,7 +131,7 @@ TEST_CASE("experts over the tensor-parallel axes, without a gate, with norms of 
             .text() == "");
 }
 
-TEST_CASE("pipelines, a stage of which has no experts") {
+TEST_CASE("pipelines with a stage without experts") {
   llama_config config = tiny_dots();
   config.layers = 4;
   model_setup how = setup(config);
@@ -148,7 +148,7 @@ TEST_CASE("pipelines, a stage of which has no experts") {
   CHECK(found.text() == "");
 }
 
-TEST_CASE("adapters of experts alone, on meshes, at levels of ZeRO, with recomputation and as a pipeline") {
+TEST_CASE("adapters of experts only, on meshes, at levels of ZeRO, with recomputation and as a pipeline") {
   model_setup how = setup(tiny_dots());
   how.steps = 3;
   auto make = maker<megatron_experts>(tiny_dots(), {recompute::full}, 0, 2);

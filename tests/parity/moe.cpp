@@ -198,7 +198,7 @@ TEST_CASE("pipelines, with deferred weight gradients and auxiliary losses") {
   CHECK(found.text() == "");
 }
 
-TEST_CASE("auxiliary losses of one stage alone") {
+TEST_CASE("auxiliary losses in one stage only") {
   model_setup how = setup();
   auto make = maker<beside_tp>({}, {.balance = {0.5}}, 1);
   findings found;

@@ -72,7 +72,7 @@ TEST_CASE("microbatches that pp does not divide, all tokens of some masked") {
   }
 }
 
-TEST_CASE("packed documents, in every microbatch others") {
+TEST_CASE("packed documents, different in every microbatch") {
   scenario s = tiny(5, 4);
   s.documents = s.options.attention.documents = true;
   for (const recompute keep : {recompute::none, recompute::full}) {
@@ -101,7 +101,7 @@ TEST_CASE("recomputation, dropout, biases, parameters stored over dp") {
   }
 }
 
-TEST_CASE("the costs of the parts add up to the model's, and measured ones are the same on all ranks") {
+TEST_CASE("the costs of the parts add up to the model's, and measured costs are equal on all ranks") {
   const llama_config& c = *find_llama_preset("smollm-1.7b");
   const llama_part_times parts = llama_part_flops(c, 2048);
   const double whole = static_cast<double>(c.layers) * (parts.layer.forward + parts.layer.backward) +

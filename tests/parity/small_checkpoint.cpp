@@ -7,7 +7,7 @@
 using namespace plait;
 using namespace plait::test;
 
-TEST_CASE("a few layouts load what each other saves, with moments of all bits and of eight") {
+TEST_CASE("a few layouts load each other's saves, with full moments and with moments of 8 bits") {
   scenario s = saved_scenario();
   s.config.layers = 2;
   std::vector<saved_layout> few;

@@ -73,7 +73,7 @@ TEST_CASE("dp 2 x tp 2") {
   check_mesh<double, megatron_sp>(s, train_one<double, megatron_sp>(s), 2, 2);
 }
 
-TEST_CASE("deferred weight gradients are the same bits") {
+TEST_CASE("deferred weight gradients have the same bits") {
   scenario s = tiny();
   s.config.attention_bias = s.config.mlp_bias = true;
   for (const recompute policy : {recompute::none, recompute::selective, recompute::full}) {
@@ -90,7 +90,7 @@ TEST_CASE("a tied table adds its two gradients in one order, deferred or not") {
   check_deferred<megatron_sp>(s, 0.0);
 }
 
-TEST_CASE("a world has the communicators that its model asks for") {
+TEST_CASE("a world has only the communicators that its model uses") {
   scenario s = tiny();
   s.config.kv_heads = 2;
   const megatron_sp::mesh mesh{2, 2, 2, 1};

@@ -56,7 +56,7 @@ std::vector<float> values(const float* data, std::int64_t size) { return {data, 
 
 }  // namespace
 
-TEST_CASE("collectives of C") {
+TEST_CASE("C functions of collectives") {
   const std::string text = run(2, [](plait_context* c) {
     memory all;
     if (begin(c)) return 1;
@@ -80,7 +80,7 @@ TEST_CASE("collectives of C") {
   CHECK(text == "");
 }
 
-TEST_CASE("messages of C go along an axis") {
+TEST_CASE("C functions of messages along an axis") {
   const std::string text = run(4, [](plait_context* c) {
     memory all;
     if (grid_begin(c, {2, 2, 1, 2})) return 1;
@@ -125,7 +125,7 @@ int run_layers(plait_context* c, results& out) {
 
 }  // namespace
 
-TEST_CASE("layers of C are one rank's on two") {
+TEST_CASE("layers of C have the results of one rank on two") {
   results one, two[2];
   CHECK(run(1, [&](plait_context* c) { return run_layers(c, one); }) == "");
   CHECK(run(2, [&](plait_context* c) { return run_layers(c, two[plait_rank(c)]); }) == "");
@@ -148,7 +148,7 @@ TEST_CASE("layers of C are one rank's on two") {
   }
 }
 
-TEST_CASE("the gradient of a weight that ranks of C share is their sum after its reduction alone") {
+TEST_CASE("the gradient of a replicated weight in C is the ranks' sum only after its reduction") {
   const std::string text = run(2, [](plait_context* c) {
     memory all;
     if (data_begin(c, {plait_ranks(c), 2, 2, 1})) return 1;
@@ -209,7 +209,7 @@ TEST_CASE("errors of C have a text") {
   CHECK(own.substr(0, own.find('\n')) == "rank 0: the program's function returned 7");
 }
 
-TEST_CASE("after an error of C nothing runs, and the first text stays") {
+TEST_CASE("after an error of C no call runs, and the first text stays") {
   const std::string text = run(1, [](plait_context* c) {
     memory all;
     if (begin(c)) return 1;
@@ -241,7 +241,7 @@ TEST_CASE("a null context of C is an error") {
   CHECK(plait_begin_step(nullptr) == 1);
 }
 
-TEST_CASE("a layer of C finds an array in the first step that ranks do not have equal") {
+TEST_CASE("a layer of C finds in the first step that an array differs between ranks") {
   const std::string text = run(2, [](plait_context* c) {
     memory all;
     if (begin(c)) return 1;

@@ -196,7 +196,7 @@ TEST_CASE("a first strategy, on the layer's own memory and on the caller's") {
   });
 }
 
-TEST_CASE("ZeRO in a loop of one's own") {
+TEST_CASE("ZeRO in a user's loop") {
   on_ranks(up_projection::mesh(2, 2).shape(), [](pl::world& world, pl::context<pl::cpu>& context) {
     pl::linear<float, up_projection> up(context);
     pl::adamw<float> optimizer;

@@ -16,7 +16,7 @@
 
 namespace pl = plait;
 
-TEST_CASE("a state is loaded before or after its training step is made, at every level of ZeRO") {
+TEST_CASE("a state can be loaded before or after its training step is made, at every level of ZeRO") {
   enum class loads { never, before, after };
   const temp_folder folder;
   const auto hash_after = [&](pl::zero_level level, pl::moment_type moments, loads when) {

@@ -58,7 +58,7 @@ TEST_CASE("nccl: conformance on any number of ranks") {
   }
 }
 
-TEST_CASE("nccl: a call is in the main stream, a started one beside it") {
+TEST_CASE("nccl: a call runs in the main stream, a started operation in a side stream") {
   if (devices(2).empty()) return;
   CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
     constexpr std::size_t n = 5000;
@@ -77,7 +77,7 @@ TEST_CASE("nccl: a call is in the main stream, a started one beside it") {
   }));
 }
 
-TEST_CASE("nccl: a call waits for no message of another communicator") {
+TEST_CASE("nccl: a call does not wait for messages of another communicator") {
   if (devices(2).empty()) return;
   CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
     constexpr std::size_t n = 1000;
@@ -101,7 +101,7 @@ TEST_CASE("nccl: a call waits for no message of another communicator") {
   }));
 }
 
-TEST_CASE("nccl: a call is behind what its communicator started, however many operations there were before") {
+TEST_CASE("nccl: a call is ordered after what its communicator started, after any number of operations") {
   if (devices(2).empty()) return;
   CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
     constexpr std::size_t n = 1000;
@@ -121,7 +121,7 @@ TEST_CASE("nccl: a call is behind what its communicator started, however many op
   }));
 }
 
-TEST_CASE("nccl: small parts of unequal sizes are padded, and large ones move as they are") {
+TEST_CASE("nccl: small parts of unequal sizes are padded, and large ones are not") {
   if (devices(3).empty()) return;
   using parts = spec<batch, shard<seq, tp>, hidden>;
   using whole = spec<batch, seq, hidden, invariant<tp>>;
@@ -168,7 +168,7 @@ TEST_CASE("nccl: small parts of unequal sizes are padded, and large ones move as
   }));
 }
 
-TEST_CASE("nccl: a mesh's groups, with their labels in errors") {
+TEST_CASE("nccl: errors have the labels of a mesh's groups") {
   if (devices(4).empty()) return;
   const mesh_shape shape = mesh<axis<dp, 2>, axis<tp, 2>>().shape();
   const std::string text = text_of(4, careful, [&](rank_comm& comm, cuda& device) {
@@ -188,7 +188,7 @@ TEST_CASE("nccl: a mesh's groups, with their labels in errors") {
 #endif
 }
 
-TEST_CASE("nccl: messages of a group match by tag; what cannot stand in a group is refused") {
+TEST_CASE("nccl: messages of a group match by tag, and calls that a group cannot contain are refused") {
   if (devices(2).empty()) return;
   CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
     test::device_memory memory(device);
@@ -214,7 +214,7 @@ TEST_CASE("nccl: messages of a group match by tag; what cannot stand in a group 
   }));
 }
 
-TEST_CASE("nccl: symmetric memory, and a communicator of the caller's") {
+TEST_CASE("nccl: symmetric memory, and a communicator of the caller") {
   if (devices(2).empty()) return;
   CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
     test::device_memory memory(device);
@@ -271,7 +271,7 @@ TEST_CASE("nccl: a rank that throws or aborts ends the others") {
   CHECK(text.find("rank 1: the data ran out") == 0);
 }
 
-TEST_CASE("nccl: a lost rank is found by the deadline, and named with the operation") {
+TEST_CASE("nccl: the deadline finds a lost rank, and the error names it and the operation") {
   if (devices(3).empty()) return;
   const nccl::options quick{.deadline = 0.4};
   const std::string text = text_of(3, quick, [](rank_comm& comm, cuda& device) {
@@ -290,7 +290,7 @@ TEST_CASE("nccl: a lost rank is found by the deadline, and named with the operat
   CHECK(has(text, "last operations: init #0 on 'world'"));
 }
 
-TEST_CASE("nccl: thread blocks that collectives may take are refused out of range, before anything is made") {
+TEST_CASE("nccl: numbers of thread blocks out of range are refused before a communicator is made") {
   const auto nothing = [](rank_comm&, cuda&) { fail("a communicator was made"); };
   CHECK(has(text_of(1, {.max_ctas = 65}, nothing), "nccl::options::max_ctas is 65, must be 0 (NCCL chooses) to 64"));
   CHECK(has(text_of(1, {.min_ctas = -1}, nothing), "nccl::options::min_ctas is -1, must be 0 (NCCL chooses) to 64"));
@@ -298,7 +298,7 @@ TEST_CASE("nccl: thread blocks that collectives may take are refused out of rang
       has(text_of(1, {.min_ctas = 8, .max_ctas = 4}, nothing), "nccl::options::min_ctas is 8, more than max_ctas, 4"));
 }
 
-TEST_CASE("nccl: a communicator is split when nothing is in flight on it, and not while a graph is recorded") {
+TEST_CASE("nccl: a communicator is split only if nothing is in flight on it and no graph is recorded") {
   if (devices(2).empty()) return;
   CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
     auto x = make_buffer<float>(device, 1000);
@@ -317,7 +317,7 @@ TEST_CASE("nccl: a communicator is split when nothing is in flight on it, and no
             "split on 'world': NCCL makes no communicator while a graph is recorded"));
 }
 
-TEST_CASE("nccl: a mesh makes no second communicator of all its ranks, but for those whose messages must not wait") {
+TEST_CASE("nccl: a mesh makes a second communicator of all ranks only for messages that must not wait") {
   if (devices(4).empty()) return;
   CHECK_NOTHROW(nccl::run(devices(4), small, careful, [](rank_comm& comm, cuda& device) {
     const auto of = [](any_communicator& one) { return one.get_if<rank_comm>()->get(); };
@@ -340,7 +340,7 @@ TEST_CASE("nccl: a mesh makes no second communicator of all its ranks, but for t
 }
 
 #ifdef PLAIT_CUDA_STAND_IN
-TEST_CASE("nccl: every communicator of a rank is made with its options' thread blocks") {
+TEST_CASE("nccl: every communicator of a rank has the thread blocks of its options") {
   std::atomic<int> made{0};
   CHECK_NOTHROW(nccl::run(devices(2), small, {.min_ctas = 2, .max_ctas = 6}, [&](rank_comm& comm, cuda&) {
     rank_comm half = comm.split(0, comm.rank(), "half");
@@ -355,7 +355,7 @@ TEST_CASE("nccl: every communicator of a rank is made with its options' thread b
   CHECK(made == 4);  // two ranks, each with the root and its split
 }
 
-TEST_CASE("nccl: a mesh's communicators share the first one's resources where that is asked for") {
+TEST_CASE("nccl: a mesh's communicators share the first one's resources on request") {
   const mesh_shape shape = mesh<axis<dp, 2>, axis<tp, 2>>().shape();
   for (const bool asked : {false, true}) {
     CAPTURE(asked);
@@ -380,7 +380,7 @@ TEST_CASE("nccl: a mesh's communicators share the first one's resources where th
   }
 }
 
-TEST_CASE("nccl: what a communicator starts goes before computing, each that was split off in a stream of its own") {
+TEST_CASE("nccl: started operations have priority over computing, and each split communicator its own stream") {
   CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
     const auto priority = [](const cuda::stream& s) {
       int of = 1;

@@ -44,7 +44,7 @@ using plait::test::text_of;
 }  // namespace
 
 #ifdef PLAIT_CUDA_STAND_IN
-TEST_CASE("nccl: a query that fails ends the ranks, and is no finished operation") {
+TEST_CASE("nccl: a query that fails ends the ranks, and does not count as a finished operation") {
   std::barrier both(2);
   const std::string text = text_of(2, {.deadline = 2}, [&](rank_comm& comm, cuda& device) {
     auto x = make_buffer<float>(device, 100);
@@ -65,7 +65,7 @@ TEST_CASE("nccl: a query that fails ends the ranks, and is no finished operation
   CHECK(has(text, "all_reduce #"));
 }
 
-TEST_CASE("nccl: one thread at a time asks a communicator for its state") {
+TEST_CASE("nccl: only one thread at a time queries a communicator's state") {
   CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
     std::atomic<int> wrong{0};
     const auto ask = [&] {
@@ -83,7 +83,7 @@ TEST_CASE("nccl: one thread at a time asks a communicator for its state") {
   }));
 }
 
-TEST_CASE("nccl: ranks learn the cause while communicators are being aborted") {
+TEST_CASE("nccl: ranks get the cause while communicators are being aborted") {
   std::atomic<double> waited{-1};
   std::atomic<bool> looking{false};
   stand_in::abort_seconds = 3;
@@ -107,7 +107,7 @@ TEST_CASE("nccl: ranks learn the cause while communicators are being aborted") {
   CHECK(waited < 2);
 }
 
-TEST_CASE("nccl: communicators are aborted side by side, as one may wait for kernels that another holds up") {
+TEST_CASE("nccl: communicators are aborted in parallel, because one may wait for kernels of another") {
   stand_in::aborts_begun = 0;
   stand_in::aborts_together = 6;  // two ranks with three communicators each
   const std::string text = text_of(2, {.deadline = 60, .grace = 30}, [&](rank_comm& comm, cuda&) {
@@ -121,7 +121,7 @@ TEST_CASE("nccl: communicators are aborted side by side, as one may wait for ker
   CHECK(stand_in::aborts_begun == 6);
 }
 
-TEST_CASE("nccl: a rank that meets a failure while it owns a recorded graph throws at once, and the process lives on") {
+TEST_CASE("nccl: a rank that fails while it owns a recorded graph throws at once, and the process continues") {
   // The aborts wait for the graph, and only the thread that throws can destroy the graph.
   const auto ends = [](const auto& fails) {
     std::atomic<double> waited{-1};
@@ -162,7 +162,7 @@ TEST_CASE("nccl: a rank that meets a failure while it owns a recorded graph thro
 }
 
 #ifndef PLAIT_TEST_THREAD_SANITIZER  // thread sanitizer does not follow a fork
-TEST_CASE("nccl: where aborting takes longer than the grace, the process ends, and says of what and why") {
+TEST_CASE("nccl: a process ends with the reason if aborting takes longer than the grace") {
   const auto aborts_for = [](double grace) {
     return last_words([=] {
       stand_in::abort_seconds = grace > 0 && grace < 1 ? 10 : 0.5;  // 10: even a busy machine sees that it is too long
@@ -182,7 +182,7 @@ TEST_CASE("nccl: where aborting takes longer than the grace, the process ends, a
 }
 #endif
 
-TEST_CASE("nccl: no thread makes a context on a GPU that is not its rank's") {
+TEST_CASE("nccl: no thread makes a context on another rank's GPU") {
   stand_in::calls_without_device = 0;
   CHECK_NOTHROW(nccl::run(devices(2), small, {.deadline = 5}, [](rank_comm& comm, cuda& device) {
     auto x = make_buffer<float>(device, 100);
@@ -202,7 +202,7 @@ TEST_CASE("nccl: no thread makes a context on a GPU that is not its rank's") {
 }
 #endif
 
-TEST_CASE("nccl: a rank that never comes") {
+TEST_CASE("nccl: a rank that never arrives") {
   if (devices(2).empty()) return;
   std::string text;
   try {
@@ -215,7 +215,7 @@ TEST_CASE("nccl: a rank that never comes") {
 }
 
 #ifdef PLAIT_CUDA_STAND_IN
-TEST_CASE("nccl: what NCCL would hang or corrupt on ends all ranks") {
+TEST_CASE("nccl: calls on which NCCL would hang or corrupt data end all ranks") {
   const auto with = [&](const auto& odd) {
     return text_of(2, careful, [&](rank_comm& comm, cuda& device) {
       auto x = make_buffer<float>(device, 64);
@@ -250,7 +250,7 @@ TEST_CASE("nccl: what NCCL would hang or corrupt on ends all ranks") {
             "deadlock"));
 }
 
-TEST_CASE("nccl's stand-in refuses communicators that are over or not ready") {
+TEST_CASE("nccl's stand-in refuses communicators that have ended or are not ready") {
   ncclComm_t comm = nullptr;
   const ncclUniqueId id = nccl::new_id();
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -273,7 +273,7 @@ TEST_CASE("nccl's stand-in refuses communicators that are over or not ready") {
 }
 #endif
 
-TEST_CASE("nccl: ranks that were started differently learn it through their devices' memory") {
+TEST_CASE("nccl: ranks started with different settings find this through their devices' memory") {
   if (devices(3).empty()) return;
   for (const int odd : {-1, 2}) {
     CHECK_NOTHROW(nccl::run(devices(3), small, careful, [&](rank_comm& comm, cuda& device) {

@@ -45,7 +45,7 @@ struct on_mesh {
 
 }  // namespace
 
-TEST_CASE("a device serves what collectives use from the memory it was given, and nothing else") {
+TEST_CASE("a device takes memory for collectives, and nothing else, from the memory it was given") {
   cuda owner(small), device(small);
   const registered_memory memory = some(owner, 4096);
   CHECK_FALSE(lies_in(memory, buffer<cuda>::for_collectives(device, 64).data()));
@@ -98,7 +98,7 @@ TEST_CASE("a graph keeps the memory for collectives that it was recorded with") 
   CHECK_FALSE(lies_in(memory, buffer<cuda>(device, 256).data()));
 }
 
-TEST_CASE("what a device keeps of released memory is given back before NCCL makes a communicator") {
+TEST_CASE("a device releases its cached memory before NCCL makes a communicator") {
   if (devices(2).empty()) return;
   CHECK_NOTHROW(nccl::run(devices(2), small, {.deadline = 60}, [](nccl::communicator& comm, cuda& device) {
     const auto kept = [&] {
@@ -116,7 +116,7 @@ TEST_CASE("what a device keeps of released memory is given back before NCCL make
   }));
 }
 
-TEST_CASE("over NCCL parameters, gradients and what travels lie in registered memory") {
+TEST_CASE("over NCCL parameters, gradients and activations in transit are in registered memory") {
   if (devices(4).empty()) return;
 #ifdef PLAIT_CUDA_STAND_IN
   auto& known = nccl_stand_in::registry::get();
@@ -161,7 +161,7 @@ TEST_CASE("over NCCL parameters, gradients and what travels lie in registered me
   }
 }
 
-TEST_CASE("over NCCL too little memory for collectives, and none that can be registered, are refused by name") {
+TEST_CASE("over NCCL too little memory for collectives, and memory that cannot be registered, are refused by name") {
   if (devices(2).empty()) return;
   const std::string little =
       text_of(2, {.deadline = 60, .registered_bytes = 512},

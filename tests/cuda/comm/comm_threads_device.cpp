@@ -80,7 +80,7 @@ TEST_CASE("ranks on a GPU: the same bits as ranks on the CPU") {
   }
 }
 
-TEST_CASE("ranks on a GPU: operations are in the order of each rank's main stream, without waiting on the host") {
+TEST_CASE("ranks on a GPU: operations follow the order of each rank's main stream, and the host does not wait") {
   CHECK_NOTHROW(threads::run(4, small, [](rank_comm& comm, cuda& device) {
     constexpr std::size_t n = 20'000;
     test::device_memory memory(device);
@@ -101,7 +101,7 @@ TEST_CASE("ranks on a GPU: operations are in the order of each rank's main strea
   }));
 }
 
-TEST_CASE("ranks on a GPU: memory of the host is refused, and ranks stay together") {
+TEST_CASE("ranks on a GPU: memory of the host is refused, and ranks stay in step") {
   CHECK_NOTHROW(threads::run(2, small, [](rank_comm& comm, cuda& device) {
     test::device_memory memory(device);
     const test::memory_scope scope(memory);
@@ -146,7 +146,7 @@ TEST_CASE("ranks on a GPU: mismatches, deadlocks and exceptions end all ranks") 
             "rank 0 called abort: enough"));
 }
 
-TEST_CASE("a rank on a device and a rank without one do not meet") {
+TEST_CASE("a rank on a device and a rank without one cannot communicate") {
   std::string text;
   try {
     threads::run(2, [](rank_comm& host) {

@@ -62,7 +62,7 @@ std::string end_of(const nccl::options& settings, const Body& body) {
 
 }  // namespace
 
-TEST_CASE("nccl: a request that is dropped keeps its buffer's memory from whoever gets it next") {
+TEST_CASE("nccl: memory of a dropped request's buffer is not reused before the operation ends") {
   CHECK(end_of(careful, [](rank_comm& comm, cuda& device) {
           rank_comm apart = comm.split(0, comm.rank());
           for (rank_comm* one : {&comm, &apart}) {
@@ -84,7 +84,7 @@ TEST_CASE("nccl: a request that is dropped keeps its buffer's memory from whoeve
         }) == "");
 }
 
-TEST_CASE("nccl: registered memory that goes waits for the collectives that use it") {
+TEST_CASE("nccl: releasing registered memory waits for the collectives that use it") {
   CHECK(end_of(careful, [](rank_comm& comm, cuda& device) {
           rank_comm apart = comm.split(0, comm.rank());
           for (rank_comm* one : {&comm, &apart}) {
@@ -112,7 +112,7 @@ TEST_CASE("nccl: registered memory that goes waits for the collectives that use 
         }) == "");
 }
 
-TEST_CASE("nccl: buffers that go to the driver in flight") {
+TEST_CASE("nccl: buffers in flight that are released to the driver") {
   CHECK(end_of(careful, [](rank_comm& comm, cuda& device) {
           rank_comm apart = comm.split(0, comm.rank());
           for (int turn = 0; turn < 3; ++turn) {
@@ -225,7 +225,7 @@ TEST_CASE("nccl: an exception between the start of an operation and its wait") {
   }
 }
 
-TEST_CASE("nccl: an exception that is caught leaves a communicator that goes on") {
+TEST_CASE("nccl: after an exception is caught the communicator still works") {
   CHECK(end_of(careful, [](rank_comm& comm, cuda& device) {
           auto y = make_buffer<float>(device, n);
           for (int turn = 0; turn < 3; ++turn) {
@@ -271,7 +271,7 @@ TEST_CASE("nccl: a group that cannot be started sends nothing") {
         }) == "");
 }
 
-TEST_CASE("nccl: a request is that of its own operation, however many are started while somebody holds it") {
+TEST_CASE("nccl: a request stays the one of its operation, after any number of later operations") {
   CHECK(end_of(careful, [](rank_comm& comm, cuda& device) {
           auto x = make_buffer<float>(device, n);
           fill(device, x.data(), 1);
@@ -285,7 +285,7 @@ TEST_CASE("nccl: a request is that of its own operation, however many are starte
         }) == "");
 }
 
-TEST_CASE("nccl: a barrier returns when every rank has called it and its GPU has done what came before") {
+TEST_CASE("nccl: a barrier returns after every rank has called it and its GPU has finished earlier work") {
   std::atomic<int> came{0};
   CHECK(end_of(careful, [&](rank_comm& comm, cuda& device) {
           auto x = make_buffer<float>(device, n);
@@ -337,7 +337,7 @@ TEST_CASE("a graph and its device that end while a replay is in flight") {
   device.reset();
 }
 
-TEST_CASE("a device that ends while an upload is in flight, in whatever stream") {
+TEST_CASE("a device that ends while an upload is in flight, in any stream") {
   cudaStream_t stream = nullptr;
   REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
   void* data = nullptr;
@@ -360,7 +360,7 @@ TEST_CASE("a device that ends while copies in both of its streams are in flight"
   for (buffer<cuda>* one : {&a, &b, &c}) one->reset();
 }
 
-TEST_CASE("what cannot be begun leaves nothing behind") {
+TEST_CASE("an operation that cannot be started leaves nothing behind") {
   cuda device(small);
   const std::shared_ptr<cuda::scratch> open = device.begin_scratch();
   cuda_graph graph(device);

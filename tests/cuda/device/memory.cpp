@@ -75,7 +75,7 @@ TEST_CASE("a download is complete when it returns, into pinned memory as well") 
   cudaFreeHost(pinned);
 }
 
-TEST_CASE("what no buffer uses is kept until it is given back to the driver") {
+TEST_CASE("unused memory stays cached until it is released to the driver") {
   const auto free_bytes = [] {
     std::size_t free = 0, total = 0;
     REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
@@ -94,7 +94,7 @@ TEST_CASE("what no buffer uses is kept until it is given back to the driver") {
   CHECK(free_bytes() + slack >= before);
 }
 
-TEST_CASE("what is kept in small blocks serves a large one, though streams have not come so far") {
+TEST_CASE("small cached blocks can become a large one, even before streams have finished with them") {
   cuda device(small);
   std::size_t free = 0, total = 0;
   REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);

@@ -118,7 +118,7 @@ void check_groups(const cuda::options& how, int calls, std::int64_t shift = 0) {
 
 }  // namespace
 
-TEST_CASE("products of several sizes are one call of cuBLAS, or one after the other where it has none") {
+TEST_CASE("products of several sizes are one call of cuBLAS, or one call each if it does not support that") {
   check_groups<float, float>(small, 2);
   check_groups<double, double>(small, 2);
   check_groups<bf16, bf16>(small, 2);
@@ -129,7 +129,7 @@ TEST_CASE("products of several sizes are one call of cuBLAS, or one after the ot
   check_groups<float, float>(small, 2, 1);
 }
 
-TEST_CASE("a product is measured when it is met, and computed as before") {
+TEST_CASE("a product is measured at its first use, and its result is unchanged") {
   const std::vector<float> plain = expected(8);
   cuda device(small);
   device.measure_products(16);
@@ -151,7 +151,7 @@ TEST_CASE("a product is measured when it is met, and computed as before") {
   CHECK(product{other, 8}.run().size() == plain.size());
 }
 
-TEST_CASE("a product that sums a factor's rows is chosen apart from the one that does not") {
+TEST_CASE("a product that sums a factor's rows has its own choice of algorithm") {
   cuda device(small);
   product p{device, 8};
   device.measure_products(3);
@@ -186,7 +186,7 @@ TEST_CASE("a product that sums a factor's rows is chosen apart from the one that
   CHECK(run(other, here));
 }
 
-TEST_CASE("sums that a product cannot make are left to kernels") {
+TEST_CASE("kernels compute the sums that a product cannot") {
   cuda device(small), rounding({.tf32 = true, .workspace_bytes = 2 << 20});
   product p{device, 8}, q{rounding, 8};
   auto sums = make_buffer<float>(device, 12);
@@ -199,7 +199,7 @@ TEST_CASE("sums that a product cannot make are left to kernels") {
   CHECK_FALSE(makes(q, sums.data<float>()));
 }
 
-TEST_CASE("products take matrices that begin anywhere, and each call's own bias, which does not") {
+TEST_CASE("products take matrices with any alignment, and a bias with the required one only") {
   cuda device(small);
   product p{device, 8};
   const std::vector<float> plain = p.run();
@@ -230,7 +230,7 @@ TEST_CASE("products take matrices that begin anywhere, and each call's own bias,
   }
 }
 
-TEST_CASE("sums of products in bf16 are rounded once, however an algorithm divides them") {
+TEST_CASE("sums of products in bf16 are rounded once, for every split of the sum") {
   cuda device(small);
   constexpr std::int64_t m = 8, n = 16, k = 256;
   const auto uploaded = [&](std::int64_t count, float step) {
@@ -274,7 +274,7 @@ TEST_CASE("choices of other machines, and numbers out of range, are refused") {
   CHECK_THROWS_WITH_AS(p.run(), doctest::Contains("the choice is candidate 63, but cuBLASLt has "), error);
 }
 
-TEST_CASE("a text that is damaged is refused with its line") {
+TEST_CASE("a damaged text is refused, naming the line") {
   const auto refused = [](std::string_view text) {
     try {
       static_cast<void>(product_choices::parse(text, "file"));
@@ -292,7 +292,7 @@ TEST_CASE("a text that is damaged is refused with its line") {
   CHECK(refused("plait products 1: x\nfloat 8 8 8: 1, 2.0 us (the fi") != "");
 }
 
-TEST_CASE("a product that no memory was left to measure is named in the choices, their text and a log") {
+TEST_CASE("the choices, their text and a log name a product that could not be measured for lack of memory") {
   const char* const machine = "plait products 1: x\n";
   const char* const product = "float float 00 8 16 24 24 16 16 0 1 0 2097152 256 256 256 256";
   product_choices here("x");
@@ -333,7 +333,7 @@ TEST_CASE("a product that no memory was left to measure is named in the choices,
                          doctest::Contains("file: line 2 is no product with its choice"), error);
 }
 
-TEST_CASE("deterministic products are not measured, nor chosen") {
+TEST_CASE("deterministic products are neither measured nor chosen") {
   cuda device({.workspace_bytes = 4096, .deterministic = true});
   CHECK_THROWS_WITH_AS(device.measure_products(2), doctest::Contains("products: cuda::options::deterministic has one"),
                        error);
@@ -344,7 +344,7 @@ TEST_CASE("deterministic products are not measured, nor chosen") {
   CHECK_NOTHROW(device.measure_products(1));
 }
 
-TEST_CASE("all ranks use one choice for a product, and know those of the others") {
+TEST_CASE("all ranks use one choice for a product, and know the other ranks' choices") {
   const auto body = [](threads::communicator& comm, cuda& device) {
     any_communicator all(comm);
     device.measure_products(3);
@@ -359,7 +359,7 @@ TEST_CASE("all ranks use one choice for a product, and know those of the others"
 }
 
 #ifdef PLAIT_CUDA_STAND_IN
-TEST_CASE("the fastest is chosen, and used") {
+TEST_CASE("the fastest algorithm is chosen and used") {
   for (const int fastest : {0, 1, 2}) {
     CAPTURE(fastest);
     for (int i = 0; i < 3; ++i) stand_in::product_delay[i] = i == fastest ? 0 : 3000;
@@ -376,7 +376,7 @@ TEST_CASE("the fastest is chosen, and used") {
   for (auto& delay : stand_in::product_delay) delay = 0;
 }
 
-TEST_CASE("a proposal that turns out to support no product is no candidate, and the first is an error") {
+TEST_CASE("a proposal that fails is dropped, but the first one failing is an error") {
   const std::vector<float> plain = expected(8);
   for (int i = 0; i < 3; ++i) stand_in::product_delay[i] = i == 1 ? 0 : 3000;
   cuda device(small);
@@ -426,7 +426,7 @@ struct taken_memory {
 
 }  // namespace
 
-TEST_CASE("with little memory, products are computed as before, and those that were not measured are listed") {
+TEST_CASE("with little memory products give the same results, and unmeasured ones are listed") {
   const std::vector<float> plain = expected(8);
   cuda device(small);
   product p{device, 8}, q{device, 2};
@@ -468,7 +468,7 @@ TEST_CASE("with little memory, products are computed as before, and those that w
   CHECK(all_have);
 }
 
-TEST_CASE("a failure of cuBLAS names the first of its products and their number") {
+TEST_CASE("an error of cuBLAS names the first product and the number of products") {
   cuda device(small);
   stand_in::failing_product = 1;
   CHECK_THROWS_WITH_AS((run_groups<float, float>(device, true, true)),
@@ -479,7 +479,7 @@ TEST_CASE("a failure of cuBLAS names the first of its products and their number"
   CHECK(run_groups<float, float>(device, true, true) == run_groups<float, float>(device, true, false));
 }
 
-TEST_CASE("a product for which cuBLASLt has no algorithm is refused, with the workspace that it was given") {
+TEST_CASE("a product for which cuBLASLt has no algorithm is refused, with the size of its workspace") {
   cuda device(small);
   product p{device, 8};
   stand_in::no_algorithms = true;

@@ -98,7 +98,7 @@ TEST_CASE_TEMPLATE("CUDA attention of pieces with windows, documents, offsets an
   }
 }
 
-TEST_CASE_TEMPLATE("CUDA attention of masks with a rule of the program's", T, float, double, bf16) {
+TEST_CASE_TEMPLATE("CUDA attention of masks with a rule of the program", T, float, double, bf16) {
   for (const int64_t head_dim : {16, 72, 136}) {
     attention_shape s = shape_of(1, 70, 90, 4, 2, head_dim, true, 30, 10);
     s.mask = chunks();
@@ -121,7 +121,7 @@ TEST_CASE_TEMPLATE("CUDA attention of masks with a rule of the program's", T, fl
   }
 }
 
-TEST_CASE_TEMPLATE("CUDA attention does not look at tiles that nobody sees", T, float, double, bf16) {
+TEST_CASE_TEMPLATE("CUDA attention skips tiles that no query sees", T, float, double, bf16) {
   const int64_t len = 192, width = 8;
   const double nan = std::numeric_limits<double>::quiet_NaN();
   cuda device;
@@ -164,8 +164,8 @@ TEST_CASE_TEMPLATE("CUDA attention does not look at tiles that nobody sees", T, 
   }
 }
 
-TEST_CASE_TEMPLATE("CUDA attention over pieces of the keys, merged in the statistics' type, is as good as over all", T,
-                   float, double, bf16) {
+TEST_CASE_TEMPLATE("CUDA attention over pieces of the keys, merged in the statistics' type, is as accurate as over all",
+                   T, float, double, bf16) {
   using S = statistic_of<T>;
   const int64_t len = 80, pieces = 8, part = len / pieces, heads = 1, d = 64, width = heads * d;
   const attention_shape whole = shape_of(1, len, len, heads, heads, d, true);
@@ -216,7 +216,7 @@ TEST_CASE_TEMPLATE("CUDA attention over pieces of the keys, merged in the statis
   good(dv_, whole_dv_, expected.dv);
 }
 
-TEST_CASE("CUDA attention refuses what its kernels cannot read") {
+TEST_CASE("CUDA attention refuses arrays that its kernels cannot read") {
   cuda device;
   number_array<bf16> memory(device, values(1024));
   number_array<float> lse(device, values(512));
@@ -259,7 +259,7 @@ class counting_library final : public plait::attention_library {
 
 }  // namespace
 
-TEST_CASE("the library's attention runs where it is chosen and can") {
+TEST_CASE("the library's attention runs where it is chosen and supported") {
   using plait::attention_backend;
   using plait::attention_choice;
   using plait::kernels::attention_backend_for;
@@ -319,7 +319,7 @@ TEST_CASE("the library's attention runs where it is chosen and can") {
   CHECK(library.backwards == 1);
 }
 
-TEST_CASE("a library's attention adds, writes float and leaves gaps as plait's own does") {
+TEST_CASE("a library's attention adds, writes float and leaves gaps unchanged, as plait's own") {
   rounding_library library;
   attention_piece piece{.shape = shape_of(2, 17, 33, 4, 1, 8, true, 1000)};  // all queries see all keys
   const auto check_both = [&](attention_accumulate add) {
@@ -363,7 +363,7 @@ struct narrow_library final : plait::attention_library {
 
 }  // namespace
 
-TEST_CASE("attention for which a GPU has no shared memory is refused, with the figures") {
+TEST_CASE("attention that needs more shared memory than the GPU has is refused, with the numbers") {
   ::setenv("PLAIT_STAND_IN_SHARED_KB", "99", 1);  // as on GPUs of compute capability 8.6, 8.9 and 12.0
   {
     cuda device;

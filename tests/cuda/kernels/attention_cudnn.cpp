@@ -56,7 +56,7 @@ TEST_CASE("cuDNN's attention and its gradients are the processor's") {
   check_both(shape_of(1, 17, 64, 2, 1, 64, true, 1000));  // all queries see all keys
 }
 
-TEST_CASE("cuDNN's attention under a window, which hides what lies before it") {
+TEST_CASE("cuDNN's attention with a window") {
   for (const int64_t window : {1, 5, 16, 63, 64, 1000}) {
     attention_shape s = shape_of(1, 64, 64, 2, 1, 16, true);
     s.mask = kernels::attention_mask::window_or_causal(window);
@@ -65,7 +65,7 @@ TEST_CASE("cuDNN's attention under a window, which hides what lies before it") {
   }
 }
 
-TEST_CASE("cuDNN's attention of pieces that lie in larger arrays") {
+TEST_CASE("cuDNN's attention of pieces of larger arrays") {
   attention_piece piece{.shape = shape_of(2, 17, 17, 4, 1, 8, true)};
   piece.q_lead = 3, piece.shape.q_batch = 24, piece.k_lead = 5, piece.shape.k_batch = 30;
   piece.lse_lead = 4, piece.shape.lse_stride = 40;
@@ -79,7 +79,7 @@ TEST_CASE("cuDNN's attention of pieces that lie in larger arrays") {
   }
 }
 
-TEST_CASE("cuDNN's gradients have equal bits where that is asked for") {
+TEST_CASE("cuDNN's gradients have equal bits on request") {
   cuda device;
   cudnn_attention fixed;
   const std::vector<values> bits = gradients(fixed, device, 4);
@@ -90,7 +90,7 @@ TEST_CASE("cuDNN's gradients have equal bits where that is asked for") {
   check_both({.shape = shape_of(1, 50, 50, 2, 1, 64, true)}, {.deterministic = false});
 }
 
-TEST_CASE("what cuDNN's attention cannot do is said, and runs on plait's own kernels where the choice is automatic") {
+TEST_CASE("attention that cuDNN does not support is reported, and runs on plait's kernels if the choice is automatic") {
   cuda device;
   cudnn_attention library;
   const auto reason = [&](const auto& change) {
@@ -214,7 +214,7 @@ TEST_CASE("cuDNN's plans are made once for each shape and direction") {
   CHECK(made() == expected_plans);
 }
 
-TEST_CASE("cuDNN that is too old, refuses, or fails is named, and a handle ends with its object") {
+TEST_CASE("errors name a cuDNN that is too old, refuses, or fails, and a handle ends with its object") {
   const int handles = stand_in::cudnn_handles;
   stand_in::cudnn_version = 80907;
   CHECK_THROWS_WITH_AS(cudnn_attention(), "cudnn_attention: cuDNN is 80907, must be at least 90000 (version 9)", error);
@@ -258,7 +258,7 @@ TEST_CASE("cuDNN that is too old, refuses, or fails is named, and a handle ends 
   CHECK(stand_in::cudnn_handles == handles);
 }
 
-TEST_CASE("what a fixed order takes for itself is known before it is chosen, and refused where the device has less") {
+TEST_CASE("the memory for a fixed order is known before the choice, and refused if the device has less") {
   cuda device;
   cudnn_attention fixed, any({.deterministic = false});
   attention_shape s = shape_of(1, 1 << 20, 1 << 20, 32, 32, 64, true);

@@ -131,7 +131,7 @@ TEST_CASE("a row's tokens are added in their order") {
   check_order(ids, 70000);  // rows of more than 16 bits
 }
 
-TEST_CASE("an id outside the vocabulary is reported when the device is waited for") {
+TEST_CASE("an id outside the vocabulary is reported when the host waits for the device") {
   cuda device;
   device_array<int64_t> tokens(device, std::vector<int64_t>{3, 0, 1});
   number_array<float> table(device, values(6, 1.0)), y(device, 6), d(device, 6);
@@ -143,7 +143,7 @@ TEST_CASE("an id outside the vocabulary is reported when the device is waited fo
   CHECK(d.read() == values{1, 1, 1, 1, 0, 0});
 }
 
-TEST_CASE("the gradient of a recorded step is the one that runs at once") {
+TEST_CASE("the gradient of a recorded step equals that of a step without a graph") {
   cuda device;
   const std::vector<int64_t> ids = ids_of(700, 501);
   device_array<int64_t> tokens(device, ids);

@@ -150,7 +150,7 @@ TEST_CASE_TEMPLATE("label smoothing and the loss on the normaliser equal the pro
   }
 }
 
-TEST_CASE("losses are the same bits in every run") {
+TEST_CASE("losses have the same bits in every run") {
   const problem p{6, 3001, 3001, 1};
   cuda device;
   device_array<int64_t> ids(device, targets_of(p));
@@ -172,7 +172,7 @@ TEST_CASE("losses are the same bits in every run") {
   }
 }
 
-TEST_CASE("masked logits of minus infinity count nothing") {
+TEST_CASE("masked logits of minus infinity contribute nothing") {
   cuda device;
   const double none = -std::numeric_limits<double>::infinity();
   values logits(600, none);
@@ -189,7 +189,7 @@ TEST_CASE("masked logits of minus infinity count nothing") {
   CHECK(got[2] == 1.0);
 }
 
-TEST_CASE("a logit that is no number makes the loss none") {
+TEST_CASE("a NaN logit gives a NaN loss") {
   cuda device;
   for (const std::size_t at : {0, 5, 4500}) {
     values logits(4600, at == 0 ? -std::numeric_limits<double>::infinity() : 1.0);
@@ -206,7 +206,7 @@ TEST_CASE("a logit that is no number makes the loss none") {
   }
 }
 
-TEST_CASE("a target outside the vocabulary is reported when the device is waited for") {
+TEST_CASE("a target outside the vocabulary is reported when the host waits for the device") {
   cuda device;
   number_array<float> x(device, values(40)), made(device, 16);
   device_array<int64_t> ids(device, std::vector<int64_t>{1, 9, -100, 10});

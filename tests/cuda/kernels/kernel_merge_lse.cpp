@@ -65,4 +65,4 @@ TEST_CASE_TEMPLATE("merged attention equals the processor's", T, float, double, 
   check<T, T>(3, 5, 4, 128, 0);
 }
 
-TEST_CASE("float sums take bf16 parts") { check<float, bf16>(2, 9, 4, 64, 8); }
+TEST_CASE("float sums accept bf16 parts") { check<float, bf16>(2, 9, 4, 64, 8); }

@@ -99,7 +99,7 @@ double iteration_error(cuda& device, std::int64_t rows, std::int64_t columns) {
 
 }  // namespace
 
-TEST_CASE("momenta and updates equal loops, for many tensors at a time") {
+TEST_CASE("momenta and updates equal loops, for many tensors in one launch") {
   for (const bool nesterov : {false, true}) {
     check_steps<float, float, float>(nesterov, 1.0);
     check_steps<float, float, bf16>(nesterov, 1.0);
@@ -108,7 +108,7 @@ TEST_CASE("momenta and updates equal loops, for many tensors at a time") {
   }
 }
 
-TEST_CASE("momenta in bf16 are rounded by the bits of their elements, and directions are made before that") {
+TEST_CASE("momenta in bf16 are rounded by the bits of their elements, after directions are computed") {
   cuda device;
   const kernels::muon_settings settings{0.9, true};
   for (const double update : {1.0, 0.0}) {
@@ -141,13 +141,13 @@ TEST_CASE("momenta in bf16 are rounded by the bits of their elements, and direct
   }
 }
 
-TEST_CASE("a step that is skipped changes nothing, and its directions are zero") {
+TEST_CASE("a skipped step changes nothing, and its directions are zero") {
   check_steps<float, float, bf16>(true, 0.0);
   check_steps<float, bf16, bf16>(true, 0.0);
   check_steps<double, double, double>(true, 0.0);
 }
 
-TEST_CASE("the iteration equals loops, with factors in bf16 nearly") {
+TEST_CASE("the iteration equals loops, approximately so with factors in bf16") {
   cuda device;
   for (const auto& [rows, columns] : {std::pair{1, 8}, {8, 8}, {16, 40}, {40, 16}, {33, 7}}) {
     INFO(rows << " x " << columns);

@@ -239,7 +239,7 @@ clip_numbers clip_on_gpu(cuda& device, double squares, double limit) {
 
 }  // namespace
 
-TEST_CASE("adamw equals the processor's, for many tensors at a time") {
+TEST_CASE("adamw equals the processor's, for many tensors in one launch") {
   cuda device;
   const adamw_settings settings{0.9, 0.95, 1e-8};
   train<float, float, float>(device, settings, true);
@@ -280,7 +280,7 @@ TEST_CASE_TEMPLATE("sums equal those of the processor in every size", T, float, 
   }
 }
 
-TEST_CASE_TEMPLATE("squares of many tensors are added to what is there", T, float, double, bf16) {
+TEST_CASE_TEMPLATE("squares of many tensors are added to the existing sum", T, float, double, bf16) {
   cuda device;
   std::vector<std::unique_ptr<number_array<T>>> arrays;
   std::vector<const_elements<T>> parts;
@@ -348,7 +348,7 @@ TEST_CASE("squares that are not finite skip the step, as on the processor") {
   CHECK(clip_on_gpu(device, std::numeric_limits<double>::max(), 1.0).update == 1.0);
 }
 
-TEST_CASE_TEMPLATE("a step that is skipped changes nothing, whatever its gradients", T, float, double) {
+TEST_CASE_TEMPLATE("a skipped step changes nothing, for any gradients", T, float, double) {
   cuda device;
   const adamw_settings settings{0.9, 0.95, 1e-8};
   adamw_scalars scalars = plait::kernels::adamw_scalars_of(settings, 0.01, 1, std::numeric_limits<double>::quiet_NaN());

@@ -77,7 +77,7 @@ TEST_CASE_TEMPLATE("random numbers are those of the processor", T, float, double
   device.synchronize();
 }
 
-TEST_CASE("dropout refuses what is no probability") {
+TEST_CASE("dropout refuses values that are not probabilities") {
   cuda device;
   number_array<float> x(device, 4);
   const box part{1, {4}, {0}, {4}};

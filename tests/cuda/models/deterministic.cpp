@@ -45,14 +45,14 @@ TEST_CASE("one hash, loss and norm of a mixture of experts on every layout") {
 }
 
 #ifdef PLAIT_CUDA_STAND_IN
-TEST_CASE("without it the bits depend on the layout, so that the stand-in shows what a GPU would") {
+TEST_CASE("without deterministic sums the stand-in's bits depend on the layout, as a GPU's would") {
   const different_orders unkind;
   CHECK(on_threads({}, false).hash != on_threads({1, 1, 2, 1}, false).hash);
   CHECK(mixture_on_threads({}, false).hash != mixture_on_threads({.ep = 2}, false).hash);
 }
 #endif
 
-TEST_CASE("what has no one order is refused") {
+TEST_CASE("layers without a fixed order are refused") {
   cuda device(cuda::options{.deterministic = true});
   CHECK_THROWS_WITH_AS(device.use_attention({}), doctest::Contains("legal is attention_backend::own"), error);
   auto memory = make_buffer<float>(device, 4096);

@@ -54,7 +54,7 @@ double largest_difference(const std::vector<named_values>& a, const std::vector<
 
 }  // namespace
 
-TEST_CASE("in float a step on the GPU is the CPU's") {
+TEST_CASE("in float a step on the GPU equals the CPU's") {
   const scenario s = small_scenario();
   const rank_outcome expected = train_on_cpu(s), got = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
   for (std::size_t i = 0; i < expected.steps.size(); ++i) {
@@ -68,7 +68,7 @@ TEST_CASE("in float a step on the GPU is the CPU's") {
   CHECK(got.saved_measured == got.saved_predicted);
 }
 
-TEST_CASE("so it is with Muon, also on ranks that share the work on a matrix") {
+TEST_CASE("in float a step with Muon equals the CPU's, also on ranks that share the work on a matrix") {
   scenario s = small_scenario();
   s.optimizer = muon_options{};
   s.steps = 2;
@@ -95,7 +95,7 @@ TEST_CASE("in bf16 a step is near the float one, with master weights in float") 
   CHECK(got.saved_measured == got.saved_predicted);
 }
 
-TEST_CASE("ranks that share a GPU compute what one does") {
+TEST_CASE("ranks that share a GPU have the results of one rank") {
   const scenario s = small_scenario();
   const rank_outcome one = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
   for (const std::int64_t ranks : {2, 4, 8})
@@ -109,7 +109,7 @@ TEST_CASE("ranks that share a GPU compute what one does") {
     }
 }
 
-TEST_CASE("so do ranks that share a sequence") {
+TEST_CASE("ranks that share a sequence have the results of one rank") {
   scenario s = small_scenario();
   s.config.layers = 1, s.batch = 4, s.microbatches = 1, s.steps = 1;
   const rank_outcome one = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
@@ -125,7 +125,7 @@ TEST_CASE("so do ranks that share a sequence") {
   CHECK(half.saved_measured == half.saved_predicted);
 }
 
-TEST_CASE("so do the stages of a pipeline") {
+TEST_CASE("stages of a pipeline have the results of one rank") {
   scenario s = small_scenario();
   s.config.layers = 3, s.microbatches = 4, s.steps = 2;
   s.config.tie_embeddings = true;

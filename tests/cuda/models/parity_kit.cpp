@@ -51,7 +51,7 @@ TEST_CASE("a model on a GPU") {
       "");
 }
 
-TEST_CASE("what is wrong on a GPU is found") {
+TEST_CASE("faults on a GPU are found") {
   const dim_sizes sizes = sizes_of<batch, seq, hidden, ffn>(4, 4, 6, 8);
   layer_values alone = run_on(net{1, 1}, sizes, make_up{}, {}, on_one_gpu{})[0];
   alone.y[3] += 1e-6;

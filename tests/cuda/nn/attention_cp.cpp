@@ -49,7 +49,7 @@ context_arrays expected_of(const context_inputs& in) {
 
 }  // namespace
 
-TEST_CASE("in float every policy is the processor's attention") {
+TEST_CASE("in float every policy equals the processor's attention") {
   context_sizes sizes;
   sizes.seq = 64;
   using masks = kernels::attention_mask;
@@ -74,7 +74,7 @@ TEST_CASE("in float every policy is the processor's attention") {
   }
 }
 
-TEST_CASE("in bf16 eight ranks lose no more than one") {
+TEST_CASE("in bf16 eight ranks are as accurate as one") {
   const context_inputs in = random_inputs<bf16>({}, false);
   const context_arrays expected = expected_of(in);
   const errors one = errors_of(on_ranks<bf16, ring<cp>>(in, 1, true), expected);
@@ -96,7 +96,7 @@ TEST_CASE("in bf16 eight ranks lose no more than one") {
   no_worse(errors_of(on_ranks<bf16, ulysses<cp>>(in, 4, true), expected));  // on four ranks, two share a kv head
 }
 
-TEST_CASE("a library's pieces are each rounded once, however long the ring is") {
+TEST_CASE("a library's pieces are each rounded once, for any length of the ring") {
   context_inputs in = random_inputs<bf16>({}, false);
   in.sinks = random_values<bf16>(in.sizes.heads, 5);
   const context_arrays expected = expected_of(in);

@@ -27,7 +27,7 @@ void check_near(const context_arrays& got, const context_arrays& expected) {
 
 }  // namespace
 
-TEST_CASE("over NCCL every policy on several ranks is one rank") {
+TEST_CASE("over NCCL every policy on several ranks equals one rank") {
   context_sizes sizes;
   sizes.seq = 48;
   const context_inputs in = random_inputs<float>(sizes, true);
@@ -41,7 +41,7 @@ TEST_CASE("over NCCL every policy on several ranks is one rank") {
   }
 }
 
-TEST_CASE("a pass over NCCL recorded in a graph is the same bits") {
+TEST_CASE("a pass over NCCL recorded in a graph has the same bits") {
   if (devices(3).empty()) return;
   context_sizes sizes;
   sizes.seq = 48;

@@ -5,7 +5,7 @@
 
 namespace plait::test::fusions {
 
-TEST_CASE("fusions: a bias's gradient is made by the product that makes the weight's") {
+TEST_CASE("fusions: the product for the weight's gradient also computes the bias's") {
   on_one_rank([](context<cuda>& ctx) {
     for (const bool defer : {false, true}) {
       check_bias_gradient<float>(ctx, true, defer);
@@ -16,7 +16,7 @@ TEST_CASE("fusions: a bias's gradient is made by the product that makes the weig
 }
 
 #ifdef PLAIT_CUDA_STAND_IN
-TEST_CASE("fusions: where cuBLASLt has no product with sums, a kernel makes a bias's gradient") {
+TEST_CASE("fusions: a kernel computes a bias's gradient if cuBLASLt has no product with sums") {
   stand_in::no_sums = true;
   on_one_rank([](context<cuda>& ctx) {
     check_bias_gradient<float>(ctx, false, false);
@@ -26,7 +26,7 @@ TEST_CASE("fusions: where cuBLASLt has no product with sums, a kernel makes a bi
 }
 #endif
 
-TEST_CASE("fusions: biases of linears that share an input are one sum, and frozen ones none") {
+TEST_CASE("fusions: gradients of biases of linears that share an input are one sum, without frozen ones") {
   on_one_rank([](context<cuda>& ctx) {
     using policy = up_policy<gathered, true>;
     using three = detail::linear_value<policy, policy, policy>;
@@ -93,7 +93,7 @@ TEST_CASE("fusions: a residual sum that no product adds is added by the norm tha
   });
 }
 
-TEST_CASE("fusions: layers one after the other pass on what is to be added") {
+TEST_CASE("fusions: consecutive layers pass on sums that are still to be added") {
   on_one_rank([](context<cuda>& ctx) {
     using down = linear<float, down_policy, cuda>;
     using up = linear<float, up_policy<rows, false>, cuda>;
@@ -121,7 +121,7 @@ TEST_CASE("fusions: a bias and an addend run with the product") {
   });
 }
 
-TEST_CASE("fusions: a bias in the caller's memory is added by the product where it is on a 16-byte boundary") {
+TEST_CASE("fusions: the product adds a bias in the caller's memory if it is on a 16-byte boundary") {
   on_one_rank([](context<cuda>& ctx) {
     check_bias_of_caller<float>(ctx);
     check_bias_of_caller<bf16>(ctx);
@@ -156,7 +156,7 @@ TEST_CASE("fusions: branches that share their input are added by the products, a
   });
 }
 
-TEST_CASE("fusions: queries and keys are rotated in one pass, or as the norms of heads copy them") {
+TEST_CASE("fusions: queries and keys are rotated in one pass, or while norms of heads copy them") {
   on_one_rank([](context<cuda>& ctx) {
     for (const double norm_epsilon : {0.0, 1e-6}) {
       const auto nodes_of = [&](bool rotates) {
@@ -185,7 +185,7 @@ TEST_CASE("fusions: queries and keys are rotated in one pass, or as the norms of
   });
 }
 
-TEST_CASE("fusions: a norm's weight gradient is computed in the pass that makes its input's") {
+TEST_CASE("fusions: a norm's weight gradient is computed in the pass of its input's gradient") {
   on_one_rank([](context<cuda>& ctx) {
     rms_norm<float, rows, cuda> norm(ctx);
     fill(ctx, norm);

@@ -144,15 +144,17 @@ void check_strategy() {
 }  // namespace
 
 TEST_CASE("layers on a GPU: sequence parallelism") { check_strategy<megatron_sp, megatron_sp>(); }
-TEST_CASE("layers on a GPU: tensor parallelism alone") { check_strategy<megatron_tp, megatron_tp>(); }
+TEST_CASE("layers on a GPU: tensor parallelism without sequence parallelism") {
+  check_strategy<megatron_tp, megatron_tp>();
+}
 TEST_CASE("layers on a GPU: parameters stored over dp") { check_strategy<stored_over_dp<megatron_tp>, megatron_tp>(); }
-TEST_CASE("layers on a GPU: in bf16, near what one rank computes in float") {
+TEST_CASE("layers on a GPU: in bf16, near one rank in float") {
   const block_outcome expected = block_on_cpu<megatron_sp>();
   for (const extents e : {extents{1, 1, 1}, {2, 1, 2}})
     for (const block_outcome& rank : on_gpu<bf16, stored_over_dp<megatron_sp>>(e)) check_same(rank, expected, 3e-2);
 }
 
-TEST_CASE("a product in bf16 is rounded once, however its sum is split") {
+TEST_CASE("a product in bf16 is rounded once, for every split of its sum") {
   cuda device;
   constexpr std::int64_t k = 1028;  // 257 ones, which bf16 cannot represent; then 256 of -1
   std::vector<bf16> a(k, to_bf16(0)), b(k, to_bf16(1)), c(1);

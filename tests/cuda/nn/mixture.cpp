@@ -126,7 +126,7 @@ void check_mixture_on_gpu(const moe_options& how) {
 }  // namespace
 
 #ifdef PLAIT_CUDA_STAND_IN
-TEST_CASE("experts' products on a GPU are eight calls, however many experts have rows") {
+TEST_CASE("experts' products on a GPU are eight calls, for any number of experts with rows") {
   const int before = stand_in::grouped_products;
   threads::run(1, cuda::options{.workspace_bytes = 4 << 20}, [&](threads::communicator c, cuda& device) {
     world ranks(mixture_mesh{1, 1, 1}.shape(), c);
@@ -135,7 +135,7 @@ TEST_CASE("experts' products on a GPU are eight calls, however many experts have
   CHECK(stand_in::grouped_products - before == 8);
 }
 #endif
-TEST_CASE("experts on a GPU that rows travel to") { check_mixture_on_gpu({.init = {0, 0.3}}); }
+TEST_CASE("experts on a GPU with exchanged rows") { check_mixture_on_gpu({.init = {0, 0.3}}); }
 TEST_CASE("experts on a GPU with a limit, auxiliary losses and a bias") {
   check_mixture_on_gpu(
       {.router = {.chosen = 3, .scores = kernels::expert_scores::sigmoid, .groups = 4, .chosen_groups = 2},

@@ -107,7 +107,7 @@ std::vector<std::vector<std::uint16_t>> outcomes(cuda& device, const context<cud
 
 }  // namespace
 
-TEST_CASE("layers take CUDA's bf16 as plait's") {
+TEST_CASE("layers take CUDA's bf16 like plait's") {
   threads::run(2, cuda::options{.workspace_bytes = 1 << 20}, [](threads::communicator ranks, cuda& device) {
     world mesh_ranks(mesh<axis<dp, 1>, axis<tp, 2>>{}.shape(), ranks);
     const context<cuda> ctx{device, mesh_ranks, sizes_of<batch, hidden, vocab>(samples, width, words)};
@@ -117,7 +117,7 @@ TEST_CASE("layers take CUDA's bf16 as plait's") {
   });
 }
 
-TEST_CASE("a pointer is the same in both types") {
+TEST_CASE("a pointer is equal in both types") {
   __nv_bfloat16 one{};
   bf16* const ours = from_cuda(&one);
   CHECK(static_cast<void*>(ours) == &one);

@@ -54,7 +54,7 @@ void check_linear(const two& mesh) {
 
 }  // namespace
 
-TEST_CASE("over NCCL linears in chunks compute what they do without") {
+TEST_CASE("over NCCL linears with collectives in chunks have the results of those without") {
   for (const two& mesh : {two{1, 2}, two{2, 2}, two{1, 4}}) {
     if (devices(static_cast<int>(mesh.size())).empty()) continue;
     check_linear<policy<rows_split, column, wide, true>>(mesh);

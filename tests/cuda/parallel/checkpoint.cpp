@@ -76,7 +76,7 @@ class small_run {
 
 }  // namespace
 
-TEST_CASE("a state goes on with the same bits in the run that saved it, replayed or not, and in another") {
+TEST_CASE("a loaded state gives the same bits in the run that saved it, replayed or not, and in another run") {
   scenario s = small_scenario();
   for (const optimizer_options& optimizer : every_optimizer()) {
     s.optimizer = optimizer;

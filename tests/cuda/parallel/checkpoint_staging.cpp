@@ -77,7 +77,7 @@ std::vector<held_tensor> held_of(std::vector<numbers>& all) {
 
 }  // namespace
 
-TEST_CASE("a save on a GPU holds the state of its moment, whenever the stream gets to it") {
+TEST_CASE("a save on a GPU has the state at its call, even if the stream copies later") {
   const scenario s = small_scenario();
   for (const std::int64_t ranks : {1, 2}) {
     for (const std::size_t pinned_bytes : {unbounded, std::size_t{0}}) {
@@ -105,7 +105,7 @@ TEST_CASE("a save on a GPU holds the state of its moment, whenever the stream ge
   }
 }
 
-TEST_CASE("weights and an optimizer's state go to pinned memory, and stay as they were") {
+TEST_CASE("weights and optimizer state are copied to pinned memory, and do not change there") {
   const scenario s = small_scenario();
   const temp_folder folder;
   on_gpu(s, 1, s.batch / s.microbatches, [&](const context<cuda>& ctx) {
@@ -130,7 +130,7 @@ TEST_CASE("weights and an optimizer's state go to pinned memory, and stay as the
   });
 }
 
-TEST_CASE("moments in 8 bits go to pinned memory as codes, and are decoded when the copies are made") {
+TEST_CASE("moments in 8 bits are copied to pinned memory as codes, and decoded later") {
   scenario s = small_scenario();
   s.optimizer = adamw_options{.moments = moment_type::int8};
   const temp_folder folder;
@@ -171,7 +171,7 @@ TEST_CASE("moments in 8 bits go to pinned memory as codes, and are decoded when 
   });
 }
 
-TEST_CASE("more pinned memory than is allowed, or than there is, is refused on all ranks, and names the field") {
+TEST_CASE("more pinned memory than allowed or available is refused on all ranks, naming the field") {
   const scenario s = small_scenario();
   const temp_folder folder;
   on_gpu(s, 2, s.batch / s.microbatches, [&](const context<cuda>& ctx) {

@@ -26,7 +26,7 @@ TEST_CASE("a replayed step has the same bits as the step") {
   }
 }
 
-TEST_CASE("values that somebody sets between replays are those of the next step") {
+TEST_CASE("values set between replays are used by the next step") {
   const scenario s = small_scenario();
   const auto plain = train_small(s, false, true), graph = train_small(s, true, true);
   CHECK(graph.losses == plain.losses);
@@ -34,7 +34,7 @@ TEST_CASE("values that somebody sets between replays are those of the next step"
   CHECK(plain.losses != train_small(s, false).losses);
 }
 
-TEST_CASE("a step that is launched after replays takes the graph's memory, not as much again") {
+TEST_CASE("a step that is launched after replays reuses the graph's memory") {
   const scenario s = small_scenario();
   on_gpu(s, 1, s.batch / s.microbatches, [&](const context<cuda>& ctx) {
     small_model model(ctx, s.config, s.options);
@@ -81,7 +81,7 @@ TEST_CASE("in-process ranks are refused") {
                        doctest::Contains("2 in-process ranks meet on the host"), plait::error);
 }
 
-TEST_CASE("so are the in-process stages of a pipeline, each of which is one rank") {
+TEST_CASE("in-process stages of a pipeline with one rank each are refused") {
   const scenario s = small_scenario();
   const mesh_shape shape = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{1, 2, 1, 1, 1}.shape();
   const auto make = [&](threads::communicator c, cuda& device) {
@@ -101,7 +101,7 @@ TEST_CASE("so are the in-process stages of a pipeline, each of which is one rank
                        plait::error);
 }
 
-TEST_CASE("a graph owns its scratch memory: replays write to no buffer that was made later") {
+TEST_CASE("a graph owns its scratch memory: replays do not write to later buffers") {
   cuda device;
   constexpr std::size_t n = 1000;
   std::vector<float> numbers(n, 3), zeros(n, 0), read(n);
@@ -143,7 +143,7 @@ TEST_CASE("a graph owns its scratch memory: replays write to no buffer that was 
   CHECK(device.cached_bytes() >= cached);
 }
 
-TEST_CASE("what a graph cannot hold is an error, and the device goes on") {
+TEST_CASE("an operation that a graph cannot record is an error, and the device still works") {
   cuda device;
   cuda_graph graph(device);
   float number = 1;

@@ -50,7 +50,7 @@ peaks peaks_of(const scenario& s, std::int64_t ranks, const pipeline_options& ho
 
 }  // namespace
 
-TEST_CASE("a GPU's peak is what the dry run says, at every level") {
+TEST_CASE("a GPU's peak memory is as the dry run predicts, at every level") {
   scenario s = small_scenario();
   s.batch = 8;
   s.config.layers = 3, s.config.hidden = 96, s.config.ffn = 256;

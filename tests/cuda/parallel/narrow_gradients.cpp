@@ -66,7 +66,7 @@ TEST_CASE("every optimizer trains with gradients in bf16 on a GPU as on the proc
   }
 }
 
-TEST_CASE("ranks that sum such gradients in bf16 or in float train as one") {
+TEST_CASE("ranks that sum bf16 gradients in bf16 or in float train as one rank") {
   scenario s = small_scenario(adamw_options{.moments = moment_type::bf16});
   const rank_outcome expected = train_on_cpu(s);
   for (const gradient_wire wire : {gradient_wire::full, gradient_wire::f32}) {

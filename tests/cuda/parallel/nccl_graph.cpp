@@ -77,7 +77,7 @@ struct step {
 
 }  // namespace
 
-TEST_CASE("nccl in a graph: a replay is what the calls are, as often as it is launched") {
+TEST_CASE("nccl in a graph: every replay has the results of the calls") {
   for (const int ranks : {1, 2, 4}) {
     CAPTURE(ranks);
     CHECK(text_of(ranks, {.deadline = 60}, [](rank_comm& comm, cuda& device) {
@@ -105,7 +105,7 @@ TEST_CASE("nccl in a graph: a replay is what the calls are, as often as it is la
   }
 }
 
-TEST_CASE("nccl in a graph: the watch over lost ranks neither disturbs a recording nor takes it for work") {
+TEST_CASE("nccl in a graph: the watch over lost ranks neither disturbs a recording nor counts it as work") {
   const nccl::options quick{.deadline = 2};
   CHECK(text_of(2, quick, [](rank_comm& comm, cuda& device) {
           step s{device, comm};
@@ -126,7 +126,7 @@ TEST_CASE("nccl in a graph: the watch over lost ranks neither disturbs a recordi
         }) == "");
 }
 
-TEST_CASE("nccl in a graph: what the host would have to wait for is refused") {
+TEST_CASE("nccl in a graph: operations for which the host must wait are refused") {
   const std::string barrier = text_of(2, {.deadline = 60}, [](rank_comm& comm, cuda& device) {
     cuda_graph graph(device);
     graph.record([&] { comm.barrier(); });
@@ -272,7 +272,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("nccl in a graph: steps with gradients that are no numbers, and results that nobody asks for") {
+TEST_CASE("nccl in a graph: steps with gradients that are not finite, and results that are not read") {
   const auto shape = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 1, 1, 1, 1}.shape();
   pipeline_options options;
   options.parallel.level = zero_level::gradients;
@@ -281,8 +281,7 @@ TEST_CASE("nccl in a graph: steps with gradients that are no numbers, and result
 }
 
 #ifdef PLAIT_CUDA_STAND_IN
-TEST_CASE(
-    "nccl: a rank that throws in the middle of a step, recorded or not, ends the others, and all memory is free") {
+TEST_CASE("nccl: a rank that throws inside a step, recorded or not, ends the others, and all memory is free") {
   const auto free_bytes = [] {
     std::size_t free = 0, total = 0;
     REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
@@ -311,7 +310,7 @@ TEST_CASE(
   for (const int step : {1, 2}) ends(stages, true, step, 12);  // before and while the step is recorded
 }
 
-TEST_CASE("nccl in a graph: a rank that ends all ranks while each owns a recorded step ends them soon") {
+TEST_CASE("nccl in a graph: a rank that ends all ranks while each owns a recorded step does so quickly") {
   pipeline_options options;
   options.parallel.level = zero_level::parameters;
   const auto shape = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape();
@@ -326,7 +325,7 @@ TEST_CASE("nccl in a graph: a rank that ends all ranks while each owns a recorde
   CHECK(comm_clock() - begun < 45);  // the grace is 60 s
 }
 
-TEST_CASE("nccl in a graph: a replay that is watched is an operation in flight") {
+TEST_CASE("nccl in a graph: a watched replay is an operation in flight") {
   std::barrier both(2);
   const std::string text = text_of(2, {.deadline = 2}, [&](rank_comm& comm, cuda& device) {
     step s{device, comm};

@@ -50,7 +50,7 @@ TEST_CASE("a step whose activations are offloaded has the same bits, replayed or
   }
 }
 
-TEST_CASE("memory that was offloaded is used again behind its copy alone, and comes back as it was") {
+TEST_CASE("offloaded memory is reused only after its copy, and restored unchanged") {
   cuda device;
   const std::size_t bytes = 64;
   buffer<cuda> kept(device, bytes);
@@ -78,7 +78,7 @@ TEST_CASE("memory that was offloaded is used again behind its copy alone, and co
   CHECK(device.host_bytes_in_use() == 0);
 }
 
-TEST_CASE("memory for optimizers is the host's where that is asked for, and is reused") {
+TEST_CASE("memory for optimizers is the host's on request, and is reused") {
   for (const bool offloads : {false, true}) {
     cuda device({.offload_optimizer = offloads});
     const std::size_t bytes = 1000;
@@ -103,7 +103,7 @@ TEST_CASE("memory for optimizers is the host's where that is asked for, and is r
   }
 }
 
-TEST_CASE("a plan counts what is offloaded apart") {
+TEST_CASE("a plan counts offloaded bytes separately") {
   counting_device device(true);
   const auto a = make_optimizer_buffer<float>(device, 10);
   const auto b = make_buffer<float>(device, 1);

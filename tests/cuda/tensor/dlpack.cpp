@@ -11,7 +11,7 @@
 
 using namespace plait;
 
-TEST_CASE("a GPU's part goes out with its layout, and comes back as a view of the same memory") {
+TEST_CASE("a GPU's part is exported with its layout, and imported as a view of the same memory") {
   using sharded = spec<batch, shard<hidden, tp>>;
   using rows = spec<shard<batch, tp>, hidden>;  // as many elements, and here an equal shape
   threads::run(2, [&](threads::communicator ranks) {

@@ -304,7 +304,7 @@ struct up_policy_with_bias : up_policy {
 
 }  // namespace
 
-TEST_CASE("attach: a bias and a table of the caller's") {
+TEST_CASE("attach: the caller's bias and table") {
   CHECK(on_ranks(2, [](ncclComm_t comm, cudaStream_t stream, int rank, std::barrier<>&) {
           auto here = attach<mesh_of_tp>(comm, stream, sizes_of<seq, hidden, ffn, vocab>(tokens, width, inner, 6));
           const std::int64_t t = tokens / 2, f = inner / 2;
@@ -391,7 +391,7 @@ TEST_CASE("attach: a null communicator is refused") {
   CHECK_THROWS_WITH_AS(nccl::attach(nullptr, cudaStream_t{}), text, plait::error);
 }
 
-TEST_CASE("attach: a mesh that the ranks do not fill is refused, and the communicator goes on") {
+TEST_CASE("attach: a mesh of another size than the communicator is refused, and the communicator still works") {
   using wrong = plait::mesh<axis<dp>, axis<tp, 3>>;
   const auto refused = [](auto make) {
     return on_ranks(2, [&](ncclComm_t comm, cudaStream_t stream, int rank, std::barrier<>& meeting) {

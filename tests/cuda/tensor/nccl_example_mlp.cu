@@ -94,7 +94,7 @@ TEST_CASE("the example's two programs have the same losses") {
   }
 }
 
-TEST_CASE("the program's own attention has the gradients that differences tell") {
+TEST_CASE("the gradients of the program's own attention equal finite differences") {
   constexpr int rows = 6, heads = 2, head_size = plain::head_size, n = rows * 3 * heads * head_size, outputs = n / 3;
   cudaStream_t stream = nullptr;
   REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);

@@ -57,7 +57,7 @@ constexpr std::size_t boxes_of_a_cube() {
 
 }  // namespace
 
-TEST_CASE("every flat range of small boxes is at most 2n-1 boxes, in order, whole") {
+TEST_CASE("every flat range of small boxes is at most 2n-1 boxes, in order, without gaps") {
   static_assert(boxes_of_a_cube() == 5);
   std::set<std::size_t> counts;
   for (const box& whole : {make({}, {}, {}), make({7}, {2}, {5}), make({5, 6}, {1, 2}, {3, 4}),
@@ -201,7 +201,7 @@ TEST_CASE("any range of any part is boxes of the tensor's own shape, without pad
   }
 }
 
-TEST_CASE("ranges and parts that are boxes already stay one box each") {
+TEST_CASE("ranges and parts that are boxes stay one box each") {
   box heads = make({8, 16, 64});
   heads.local[0] = 2, heads.offset[0] = 4;
   const auto whole = plait::boxes_of_part(heads, 0, heads.local_size(), {128, 64}, "x");
@@ -216,7 +216,7 @@ TEST_CASE("ranges and parts that are boxes already stay one box each") {
   CHECK(part[0].where.local[1] == 32);
 }
 
-TEST_CASE("dims that make no shape are refused by name") {
+TEST_CASE("dims without a valid shape are refused by name") {
   CHECK_ERROR(plait::boxes_of_part(make({4, 6}), 0, 24, {6, 4}, "layer.weight"), "layer.weight",
               "the dims of its layout do not make its shape");
   CHECK_ERROR(plait::boxes_of_part(make({4, 6}), 0, 24, {4, 6, 2}, "layer.weight"), "layer.weight");

@@ -69,7 +69,7 @@ std::string step_in(const std::string& root) { return root + "/step-00000001"; }
 
 }  // namespace
 
-TEST_CASE("a chunk is whole rows where a row fits, and at least an element") {
+TEST_CASE("a chunk has whole rows if a row fits, and at least one element") {
   const plait::stored_tensor cube{"t", safetensors_dtype::f32, {10, 6, 4}, {}};
   CHECK(plait::chunk_elements(cube, 4 * 1000) == 960);  // 4 * 240, although the tensor has 240 elements
   CHECK(plait::chunk_elements(cube, 4 * 100) == 96);    // planes of 24
@@ -80,7 +80,7 @@ TEST_CASE("a chunk is whole rows where a row fits, and at least an element") {
   CHECK(plait::chunk_elements({"e", safetensors_dtype::f64, {0, 7}, {}}, 16) > 0);
 }
 
-TEST_CASE("elements that differ are counted and measured, in every type") {
+TEST_CASE("different elements are counted and measured, in every type") {
   const auto floats = difference<float>(safetensors_dtype::f32, {1, 2, -8, 0}, {1, 2.5, -8, -0.0f});
   CHECK(floats.elements == 4);
   CHECK(floats.differing == 2);
@@ -107,7 +107,7 @@ TEST_CASE("elements that differ are counted and measured, in every type") {
   CHECK(difference<std::uint64_t>(safetensors_dtype::u64, {~std::uint64_t{0}}, {0}).absolute == 0x1p64);
 }
 
-TEST_CASE("what is no number differs without end from one that is, and is like itself") {
+TEST_CASE("NaN differs infinitely from a number, and equals NaN") {
   CHECK(difference<double>(safetensors_dtype::f64, {no_number, infinity}, {no_number, infinity}).identical());
   CHECK(difference<double>(safetensors_dtype::f64, {no_number}, {-no_number}).absolute == 0);
   CHECK(difference<double>(safetensors_dtype::f64, {no_number}, {-no_number}).differing == 1);
@@ -118,7 +118,7 @@ TEST_CASE("what is no number differs without end from one that is, and is like i
   CHECK(difference<double>(safetensors_dtype::f64, {0}, {-0.0}).within(0));
 }
 
-TEST_CASE("a comparison of elements of other numbers is refused") {
+TEST_CASE("a comparison of tensors of different sizes is refused") {
   tensor_difference out;
   const std::array<std::byte, 8> bytes{};
   CHECK_THROWS_AS(plait::add_difference(safetensors_dtype::f32, bytes, std::span(bytes).first(4), out), plait::error);
@@ -127,7 +127,7 @@ TEST_CASE("a comparison of elements of other numbers is refused") {
       plait::error);
 }
 
-TEST_CASE("steps in other boxes are equal with chunks of any size, and one other element is found") {
+TEST_CASE("steps in different boxes are equal with chunks of any size, and one different element is found") {
   memory_file_system files;
   const std::vector<std::array<std::int64_t, 2>> cuts{{7, 5}, {3, 5}, {7, 2}, {2, 3}, {1, 1}};
   std::vector<plait::manifest> saved;
@@ -162,7 +162,7 @@ TEST_CASE("steps in other boxes are equal with chunks of any size, and one other
   }
 }
 
-TEST_CASE("a scalar, an empty tensor and elements of eight bytes are read from end to end, and in order only") {
+TEST_CASE("a scalar, an empty tensor and 8-byte elements are read completely, and in order only") {
   memory_file_system files;
   plait::step_root writer(files, "r");
   plait::test::save_small_step(files, writer, 1);

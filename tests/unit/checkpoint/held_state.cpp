@@ -68,7 +68,7 @@ std::string said(const std::function<void(int rank, std::vector<held_tensor>&, s
 
 }  // namespace
 
-TEST_CASE("the sum of boxes is zero where they cover their tensors once, and else is not") {
+TEST_CASE("the sum of boxes is zero if and only if they cover their tensors exactly once") {
   CHECK(sum_of({}) == 0);
   const std::vector<boxes> whole = {cut({}),
                                     cut({{0, 5}}),
@@ -114,7 +114,7 @@ TEST_CASE("the sum of boxes is zero where they cover their tensors once, and els
   CHECK(sum_of(twice) != 0);
 }
 
-TEST_CASE("ranks whose plans do not fit say which tensor differs before anything is written") {
+TEST_CASE("plans of ranks that do not fit are refused, naming the tensor, before anything is written") {
   CHECK(said([](int, auto&, auto&) {}) == "");
   const std::string shape = said([](int rank, auto& held, auto&) {
     if (rank != 3) return;
@@ -193,7 +193,7 @@ std::vector<float> as_floats(const std::vector<bf16>& in) {
 
 }  // namespace
 
-TEST_CASE("codes are copied at once, and become the numbers they stood for, whatever has become of them") {
+TEST_CASE("codes are copied at once, and decoded to their numbers even if the originals change") {
   on_ranks({1, 1}, [](const context<cpu>& ctx, any_communicator&) {
     for (const code kind : {code::first_moment, code::second_moment})
       for (const auto& [from, to] : std::vector<std::pair<std::int64_t, std::int64_t>>{
@@ -214,7 +214,7 @@ TEST_CASE("codes are copied at once, and become the numbers they stood for, what
   });
 }
 
-TEST_CASE("what a save has copied raw becomes elements behind the training, before its checksum") {
+TEST_CASE("raw copies of a save are decoded in the background, before their checksum") {
   memory_file_system files;
   on_ranks({1, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     coded c(code::first_moment);

@@ -32,7 +32,7 @@ void save_steps(memory_file_system& files, std::pair<int, int> mesh = {2, 2}, st
 
 }  // namespace
 
-TEST_CASE("other meshes load the same, and each element is read once per group of ranks that hold it") {
+TEST_CASE("other meshes load the same, and each element is read once per group of ranks that need it") {
   memory_file_system files;
   save_steps(files);
   for (const auto& [dp_ranks, tp_ranks] : std::vector<std::pair<int, int>>{{1, 1}, {4, 1}, {1, 3}, {3, 2}, {1, 4}}) {
@@ -46,7 +46,7 @@ TEST_CASE("other meshes load the same, and each element is read once per group o
   }
 }
 
-TEST_CASE("what is read in place is the same, without a second copy, and damage is named all the same") {
+TEST_CASE("reading in place gives the same without a second copy, and errors still name damage") {
   memory_file_system files;
   save_steps(files);
   for (const auto& [dp_ranks, tp_ranks] : std::vector<std::pair<int, int>>{{1, 1}, {4, 1}, {1, 3}, {3, 2}}) {
@@ -70,7 +70,7 @@ TEST_CASE("what is read in place is the same, without a second copy, and damage 
   });
 }
 
-TEST_CASE("large boxes are read to wherever they belong, past the system's cache or not") {
+TEST_CASE("large boxes are read to any address, with and without the system's cache") {
   temp_folder dir;
   constexpr std::int64_t elements = (std::int64_t{9} << 20) / 4 + 5;  // several pieces; the last one is shorter
   on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
@@ -115,7 +115,7 @@ TEST_CASE("large boxes are read to wherever they belong, past the system's cache
   });
 }
 
-TEST_CASE("numbers of one width become those of another") {
+TEST_CASE("numbers of one width are converted to another") {
   memory_file_system files;
   save_steps(files);
   on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
@@ -133,7 +133,7 @@ TEST_CASE("numbers of one width become those of another") {
   });
 }
 
-TEST_CASE("elements that are no real numbers come back as they are, and as nothing else") {
+TEST_CASE("NaN and infinity are loaded unchanged, and as nothing else") {
   memory_file_system files;
   on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     std::vector<std::int64_t> counts(own_tensors::elements);
@@ -199,7 +199,7 @@ TEST_CASE("missing, unexpected and misshapen tensors are listed together, on all
   });
 }
 
-TEST_CASE("what differs by intention is said by rules") {
+TEST_CASE("rules allow intended differences") {
   memory_file_system files;
   save_steps(files);
   on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
@@ -220,7 +220,7 @@ TEST_CASE("what differs by intention is said by rules") {
   });
 }
 
-TEST_CASE("damage is named, nothing changes, and a step without its mark is passed over") {
+TEST_CASE("an error names damage, nothing changes, and a step without its mark is skipped") {
   memory_file_system files;
   save_steps(files, {2, 1}, 2);
   const std::string data = "steps/step-00000002/data/w00001.safetensors";
@@ -347,7 +347,7 @@ void save(memory_file_system& files, const layout_of_columns& how, const matrice
 
 }  // namespace
 
-TEST_CASE("parts of short rows: each byte is read once, whatever columns were saved and are wanted") {
+TEST_CASE("parts of short rows: each byte is read once, for any saved and requested columns") {
   const std::vector<layout_of_columns> layouts = {{1, 1},       {1, 2}, {1, 4},       {2, 2}, {1, 6},
                                                   {2, 1, true}, {3, 2}, {3, 4, true}, {2, 6}, {4, 2, true}};
   for (const matrices& m : {matrices{40, 12, 3}, {5, 24, 2}, {1, 12, 1}, {3, 12000, 1}})
@@ -396,7 +396,7 @@ TEST_CASE("many tensors are exchanged in few collectives, each below a limit") {
   CHECK(each >= 400);
 }
 
-TEST_CASE("numbers of another width, and damage in rows that others read") {
+TEST_CASE("numbers of another width, and damage in rows that other ranks read") {
   memory_file_system files;
   const matrices m{33, 12, 2};
   save(files, {1, 2}, m);
@@ -421,7 +421,7 @@ TEST_CASE("numbers of another width, and damage in rows that others read") {
   });
 }
 
-TEST_CASE("what is exchanged goes through the memory of a device that is not the host's") {
+TEST_CASE("exchanged data pass through the memory of a device that the host cannot access") {
   const matrices m{24, 12, 9};
   memory_file_system files;
   save(files, {1, 1}, m);
@@ -497,15 +497,15 @@ void fail_each_read(const bool in_place) {
 
 }  // namespace
 
-TEST_CASE("whatever read of a load fails, every rank is told the same, nothing is changed, and the next load works") {
+TEST_CASE("if any read of a load fails, all ranks get the same error, nothing changes, and the next load works") {
   fail_each_read(false);
 }
 
-TEST_CASE("the same in place, where ranks that have read theirs do not wait for one that has failed") {
+TEST_CASE("the same in place: ranks that have read their part do not wait for one that failed") {
   fail_each_read(true);
 }
 
-TEST_CASE("sizes of reads that make no sense are refused on all ranks") {
+TEST_CASE("invalid sizes of reads are refused on all ranks") {
   memory_file_system files;
   save_steps(files, {1, 2});
   on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {

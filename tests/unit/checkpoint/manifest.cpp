@@ -88,7 +88,7 @@ std::string changed(const std::string& text, const std::string& from, const std:
 
 }  // namespace
 
-TEST_CASE("a manifest reads back as it was") {
+TEST_CASE("a manifest is unchanged after it is written and read") {
   const manifest m = small();
   const std::string text = manifest_text(m);
   CHECK(parse_manifest(text) == m);
@@ -111,7 +111,7 @@ TEST_CASE("a manifest reads back as it was") {
   CHECK(b.local_size() == 8);
 }
 
-TEST_CASE("a tensor is covered exactly once, or an element is named") {
+TEST_CASE("a tensor is covered exactly once, or an error names an element") {
   const auto refuse = [](const manifest& m, auto... parts) {
     CHECK_ERROR(plait::check_manifest(m, "m"), "m: tensor 't'", parts...);
   };
@@ -129,7 +129,7 @@ TEST_CASE("a tensor is covered exactly once, or an element is named") {
   refuse(with({2, 2}, {part({0, 0}, {1, 2}), part({0, 0}, {1, 2})}), "element [0, 0] is in more");
 }
 
-TEST_CASE("random tilings are accepted, and no change of one is") {
+TEST_CASE("random tilings are accepted, and no changed one is") {
   std::mt19937 random(11);
   const auto number = [&](std::int64_t least, std::int64_t most) {
     return std::uniform_int_distribution<std::int64_t>(least, most)(random);
@@ -222,7 +222,7 @@ TEST_CASE("numbers of boxes and files are checked without overflow") {
          "element [0, 0, 0, 0, 1] is in no box");
 }
 
-TEST_CASE("what is malformed is named") {
+TEST_CASE("errors name what is malformed") {
   const std::string text = manifest_text(small());
   const auto refuse = [&](const std::string& from, const std::string& to, auto... parts) {
     CHECK_ERROR(parse_manifest(changed(text, from, to), "m"), "m: ", parts...);
@@ -296,7 +296,7 @@ plait::written_share two_tensors() {
 
 }  // namespace
 
-TEST_CASE("a note says all that a writer has written") {
+TEST_CASE("a note has all that a writer has written") {
   const plait::written_share share = two_tensors(), back = plait::parse_note(plait::note_text(share));
   CHECK(back.file == share.file);
   CHECK(back.tensors == share.tensors);
@@ -309,7 +309,7 @@ TEST_CASE("a note says all that a writer has written") {
   CHECK(plait::parse_note(plait::note_text({})).tensors.empty());
 }
 
-TEST_CASE("a note that is cut off or damaged is refused") {
+TEST_CASE("a truncated or damaged note is refused") {
   const std::string whole = plait::note_text(two_tensors());
   for (std::size_t n = 0; n < whole.size(); ++n)
     CHECK_ERROR(plait::parse_note(whole.substr(0, n)), "checkpoint: a writer's note");

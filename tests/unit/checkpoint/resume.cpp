@@ -60,7 +60,7 @@ std::vector<std::uint64_t> resumed(memory_file_system& disk) {
 
 }  // namespace
 
-TEST_CASE("all ranks resume or begin, as one of them decides") {
+TEST_CASE("all ranks resume or start, as one of them decides") {
   memory_file_system disk;
   CHECK(resumed(disk) == std::vector<std::uint64_t>{0, 0, 0, 0});
   CHECK(resumed(disk) == std::vector<std::uint64_t>{5, 5, 5, 5});
@@ -68,7 +68,7 @@ TEST_CASE("all ranks resume or begin, as one of them decides") {
   CHECK_THROWS_WITH(resumed(disk), doctest::Contains("'steps' has steps, and none is whole: 'steps/step-00000005': "));
 }
 
-TEST_CASE("the steps that a parameter was left out of are saved, and loaded on another mesh") {
+TEST_CASE("the steps in which a parameter was not updated are saved, and loaded on another mesh") {
   memory_file_system disk;
   const auto on = [&](std::int64_t dp_ranks, std::int64_t tp_ranks, auto&& body) {
     threads::run(static_cast<int>(dp_ranks * tp_ranks), [&](threads::communicator c) {
@@ -104,7 +104,7 @@ TEST_CASE("the steps that a parameter was left out of are saved, and loaded on a
   });
 }
 
-TEST_CASE("the bias by which experts are chosen is saved, and loaded on another mesh") {
+TEST_CASE("the bias of the choice of experts is saved, and loaded on another mesh") {
   struct mixture {
     using input = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
     using weight = spec<shard<experts, dp>, shard<ffn, tp>, hidden>;

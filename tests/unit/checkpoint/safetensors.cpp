@@ -44,7 +44,7 @@ const std::string tensor_b = R"("b":{"dtype":"I64","shape":[1],"data_offsets":[2
 
 }  // namespace
 
-TEST_CASE("what is written reads back, aligned, in any order of dtypes") {
+TEST_CASE("a written file is read unchanged, aligned, with any order of dtypes") {
   static_assert(plait::name_of(safetensors_dtype::boolean) == "BOOL" &&
                 plait::name_of(safetensors_dtype::f64) == "F64");
   for (std::size_t i = 0; i < std::size(plait::detail::safetensors_names); ++i) {
@@ -94,7 +94,7 @@ TEST_CASE("what is written reads back, aligned, in any order of dtypes") {
   CHECK(plait::safetensors_dtype_of(plait::dtype::bf16) == safetensors_dtype::bf16);
 }
 
-TEST_CASE("every 16-bit float, and which conversions are legal") {
+TEST_CASE("every 16-bit float, and the valid conversions") {
   CHECK(plait::float_from_f16(0x3c00) == 1);
   CHECK(plait::float_from_f16(0xc500) == -5);
   CHECK(plait::float_from_f16(0x7bff) == 65504);
@@ -121,7 +121,7 @@ TEST_CASE("every 16-bit float, and which conversions are legal") {
   CHECK_ERROR(as(safetensors_dtype::i64, std::vector<std::int64_t>{1}, 0.f), "'t'", "I64", "floating point");
 }
 
-TEST_CASE("tolerant of white space, key order, place of the metadata, empty files") {
+TEST_CASE("white space, key order, the place of the metadata and empty files do not matter") {
   CHECK(parse(file_of("{}", 0)).entries.empty());
   CHECK(parse(file_of(" \n\t{" + tensor_b + " , \r\n " + tensor_a + "}  ", 32)).entries.size() == 2);
   const auto out = parse(file_of(
@@ -135,7 +135,7 @@ TEST_CASE("tolerant of white space, key order, place of the metadata, empty file
   CHECK(parse(file_of("{" + scalar + "," + empty + "," + empty_first + "}", 4)).entries.size() == 3);
 }
 
-TEST_CASE("what is malformed is named") {
+TEST_CASE("errors name what is malformed") {
   const auto refuse = [](const std::string& header, std::size_t data, auto... parts) {
     CHECK_ERROR(parse(file_of(header, data)), "x: ", parts...);
   };
@@ -199,7 +199,7 @@ TEST_CASE("every truncation is refused") {
   }
 }
 
-TEST_CASE("bit flips and random mutations either parse to something consistent or throw") {
+TEST_CASE("after bit flips and random mutations a file is consistent or refused") {
   const std::string good = file_of("{" + tensor_a + "," + tensor_b + R"(,"__metadata__":{"k":"\u00e9"}})", 32);
   std::size_t accepted = 0, refused = 0;
   const auto attempt = [&](const std::string& file) {
@@ -256,7 +256,7 @@ TEST_CASE("bit flips and random mutations either parse to something consistent o
   CHECK(refused > 10000);
 }
 
-TEST_CASE("the writer refuses what it could not read back") {
+TEST_CASE("the writer refuses files that it could not read") {
   temp_folder dir;
   const std::vector<float> values{1, 2};
   const auto write = [&](std::vector<safetensors_entry> entries, plait::safetensors_metadata metadata = {}) {
@@ -290,7 +290,7 @@ void make_file(const std::string& path) { file_of_parts::create(path, 8, "--out"
 
 }  // namespace
 
-TEST_CASE("tensors are shared out in order, and written in parts by offset") {
+TEST_CASE("tensors are assigned in order, and written in parts by offset") {
   const std::vector<safetensors_declaration> tensors = {{"a", safetensors_dtype::f32, {2, 3}},
                                                         {"b", safetensors_dtype::bf16, {4}},
                                                         {"c", safetensors_dtype::f64, {5}},
@@ -335,7 +335,7 @@ TEST_CASE("tensors are shared out in order, and written in parts by offset") {
               "out: the name 'a' is used twice");
 }
 
-TEST_CASE("a folder appears whole or not at all") {
+TEST_CASE("a folder appears complete or not at all") {
   const temp_folder dir;
   {
     const atomic_folder folder(dir / "model", "--out");
@@ -376,7 +376,7 @@ TEST_CASE("a folder appears whole or not at all") {
   CHECK_ERROR(file_of_parts::create("/dev/full/x", 1, "--out"), "--out: cannot open", "Not a directory");
 }
 
-TEST_CASE("an empty folder that is there is replaced, through a link too, and what is finished is never removed") {
+TEST_CASE("an existing empty folder is replaced, through a link too, and a complete one is never removed") {
   const temp_folder dir;
   std::filesystem::create_directories(dir / "far/empty");
   std::filesystem::create_symlink("far/empty", dir / "link");

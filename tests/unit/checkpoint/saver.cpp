@@ -18,7 +18,7 @@
 using namespace plait;
 using namespace plait::test;
 
-TEST_CASE("a save takes what there was at the call, in every rank's part, and says what it cost") {
+TEST_CASE("a save has the state at its call, in every rank's part, and reports its cost") {
   memory_file_system files;
   on_ranks({2, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     own_tensors mine(ctx, 3);
@@ -59,7 +59,7 @@ TEST_CASE("a save takes what there was at the call, in every rank's part, and sa
   CHECK(verify_step(files, "steps/step-00000003").empty());
 }
 
-TEST_CASE("two saves are under way at once, and a third waits for the first") {
+TEST_CASE("two saves are in flight at once, and a third waits for the first") {
   memory_file_system disk;
   gated_files files(disk);  // data files wait at the gate
   on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
@@ -96,7 +96,7 @@ TEST_CASE("two saves are under way at once, and a third waits for the first") {
   });
 }
 
-TEST_CASE("steps begin while others end") {
+TEST_CASE("saves start while others end") {
   temp_folder dir;  // on disk: files in memory have a lock, which would order the threads
   on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     own_tensors mine(ctx, 1);
@@ -110,7 +110,7 @@ TEST_CASE("steps begin while others end") {
   CHECK(list_steps(machine_files(), dir / "steps").committed.size() == 2);
 }
 
-TEST_CASE("what stays: the newest, every n-th, the best") {
+TEST_CASE("the newest, every n-th and the best step stay") {
   memory_file_system files;
   on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     own_tensors mine(ctx, 1);
@@ -124,7 +124,7 @@ TEST_CASE("what stays: the newest, every n-th, the best") {
   CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{7, 6, 4, 2});
 }
 
-TEST_CASE("a step that is there, a directory in use, and a rank that never writes are told on all ranks alike") {
+TEST_CASE("all ranks get the same error for an existing step, a directory in use, and a rank that never writes") {
   auto& files = never_destroyed<memory_file_system>();
   on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     own_tensors mine(ctx, 1);
@@ -150,7 +150,7 @@ TEST_CASE("a step that is there, a directory in use, and a rank that never write
   CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{1});
 }
 
-TEST_CASE("a directory that some ranks have on a disk of their own is refused before a save") {
+TEST_CASE("a directory on a disk of one host only is refused before a save") {
   memory_file_system shared, absent, own;
   own.make_directory("steps");
   on_ranks({3, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
@@ -165,7 +165,7 @@ TEST_CASE("a directory that some ranks have on a disk of their own is refused be
   });
 }
 
-TEST_CASE("the best that is committed stays until another is") {
+TEST_CASE("the best committed step stays until another is the best") {
   memory_file_system files;
   on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
     own_tensors mine(ctx, 1);
@@ -204,7 +204,7 @@ TEST_CASE("the best that is committed stays until another is") {
   });
 }
 
-TEST_CASE("a call of the file system that does not return is told in words, and nobody waits for it") {
+TEST_CASE("a call of the file system that hangs is an error after the deadline") {
   for (const std::string stuck : {"w00000", "w00001"}) {
     CAPTURE(stuck);
     auto& disk = never_destroyed<memory_file_system>();
@@ -247,7 +247,7 @@ TEST_CASE("a call of the file system that does not return is told in words, and 
   }
 }
 
-TEST_CASE("a program that is to end waits no longer for a call of the file system than it says") {
+TEST_CASE("a program that ends waits for a hanging call of the file system only as long as configured") {
   auto& disk = never_destroyed<memory_file_system>();
   auto& files = never_destroyed<gated_files>(disk);
   std::atomic<bool> ending = false;
@@ -263,7 +263,7 @@ TEST_CASE("a program that is to end waits no longer for a call of the file syste
   files.open_gate();
 }
 
-TEST_CASE("a saver ends although a call of the file system does not return") {
+TEST_CASE("a saver ends although a call of the file system hangs") {
   auto& disk = never_destroyed<memory_file_system>();
   auto& files = never_destroyed<gated_files>(disk);
   on_ranks({1, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
@@ -274,7 +274,7 @@ TEST_CASE("a saver ends although a call of the file system does not return") {
   files.open_gate();
 }
 
-TEST_CASE("whatever operation fails, every rank is told the same, older steps stay, and the next save works") {
+TEST_CASE("if any operation fails, all ranks get the same error, older steps stay, and the next save works") {
   using enum fault;
   int failures = 0, done = 0;
   // In the second round writes fail after the calls that started them have returned, as with io_uring.
@@ -336,7 +336,7 @@ TEST_CASE("whatever operation fails, every rank is told the same, older steps st
   CHECK(done > 0);  // failures after LATEST, or while old files are removed
 }
 
-TEST_CASE("a crash at any operation of a save of two ranks leaves the new step or the one before it") {
+TEST_CASE("a crash at any operation of a save of two ranks leaves the new step or the previous one") {
   memory_file_system disk;
   watched_files files(disk);
   std::size_t newer = 0, older = 0;
@@ -374,7 +374,7 @@ TEST_CASE("a crash at any operation of a save of two ranks leaves the new step o
   CHECK(older > 0);
 }
 
-TEST_CASE("a removal compares every byte of a step that stays, and removes nothing where none is whole") {
+TEST_CASE("removal compares every byte of a step that stays, and removes nothing if none is complete") {
   memory_file_system disk;
   damaging_files files(disk);
   on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
@@ -399,7 +399,7 @@ TEST_CASE("a removal compares every byte of a step that stays, and removes nothi
   });
 }
 
-TEST_CASE("before a removal no rank reads a step alone that all ranks have read their parts of") {
+TEST_CASE("before a removal no rank reads a whole step again if all ranks have read their parts") {
   memory_file_system disk;
   damaging_files damaged(disk);
   counting_files files(damaged);
@@ -427,7 +427,7 @@ TEST_CASE("before a removal no rank reads a step alone that all ranks have read 
   for (const std::uint32_t writer : {0, 1}) CHECK(files.opened(6, writer) == 2);
 }
 
-TEST_CASE("where only the newest step stays, each rank has read its own file before, and none reads the step alone") {
+TEST_CASE("if only the newest step stays, each rank reads its own file first, and none reads the whole step") {
   memory_file_system disk;
   counting_files files(disk);
   on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
@@ -447,7 +447,7 @@ TEST_CASE("where only the newest step stays, each rank has read its own file bef
     for (const std::uint32_t writer : {0, 1}) CHECK(files.opened(step, writer) == 0);
 }
 
-TEST_CASE("a step is read again only where none that was stays for the next save") {
+TEST_CASE("a step is read again only if no earlier step stays for the next save") {
   using turns = std::vector<std::uint64_t>;
   const auto turns_of = [](std::uint64_t last) {
     detail::check_turns next;
@@ -462,7 +462,7 @@ TEST_CASE("a step is read again only where none that was stays for the next save
   CHECK(turns_of(4) == turns{1, 4, 7});
 }
 
-TEST_CASE("what a save leaves that fails goes, whatever another rank puts there meanwhile") {
+TEST_CASE("files of a failed save are removed, even if another rank adds some meanwhile") {
   memory_file_system disk;
   crossing_files crossing(disk);
   failing_files files(crossing, 0);
@@ -486,7 +486,7 @@ TEST_CASE("what a save leaves that fails goes, whatever another rank puts there 
   CHECK(list_steps(disk, "steps").leftovers.empty());
 }
 
-TEST_CASE("training does not wait for the ranks that go on where one has failed with a save") {
+TEST_CASE("training does not wait for ranks that are still writing after another rank's save failed") {
   memory_file_system disk;
   failing_files failing(disk, 2);
   gated_files second(failing);  // rank 0 removes the directory before rank 1 creates its file in it

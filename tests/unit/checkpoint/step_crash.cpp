@@ -48,7 +48,7 @@ std::set<std::uint64_t> whole_steps(memory_file_system& files) {
 
 }  // namespace
 
-TEST_CASE("a crash at any operation of a save, whatever it leaves, loses at most the step that was not there yet") {
+TEST_CASE("a crash at any operation of a save loses at most the step that was being saved") {
   std::size_t first = 0, all = 0;
   {
     memory_file_system files;
@@ -104,7 +104,7 @@ TEST_CASE("a crash at any operation of a save, whatever it leaves, loses at most
   CHECK(seen == std::set<std::set<std::uint64_t>>{{}, {1}, {1, 2}, {1, 2, 3}, {2, 3}});
 }
 
-TEST_CASE("an operation that fails ends in an error and leaves what was saved, after a crash too") {
+TEST_CASE("an operation that fails is an error and keeps saved steps, after a crash too") {
   std::size_t refused = 0, went_on = 0;
   for (const std::uint64_t last : {2, 0}) {  // 0: no step is removed, and nothing happens after the save
     std::size_t first = 0, all = 0;
@@ -148,7 +148,7 @@ TEST_CASE("an operation that fails ends in an error and leaves what was saved, a
   CHECK(went_on > 0);  // in writing LATEST
 }
 
-TEST_CASE("a failure and then a crash at any later operation") {
+TEST_CASE("a failure followed by a crash at any later operation") {
   std::size_t first = 0, all = 0;
   {
     memory_file_system files;

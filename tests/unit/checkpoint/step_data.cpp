@@ -111,7 +111,7 @@ constexpr std::size_t every_read = 1000;
 
 }  // namespace
 
-TEST_CASE("every block is read and used once, by however many threads, in memory for one block each") {
+TEST_CASE("every block is read and used once, by any number of threads, in memory for one block each") {
   for (const int threads : {1, 2, 5, 9}) {
     blocks source;
     source.count = 200;
@@ -127,7 +127,7 @@ TEST_CASE("every block is read and used once, by however many threads, in memory
   }
 }
 
-TEST_CASE("a read waits for memory that another still has, and the caller for the block that it asks for") {
+TEST_CASE("a read waits for memory in use by another, and the caller for the block that it requests") {
   blocks source;
   read_ahead<blocks> ahead(source, 2, 100);
   source.file->await_begun(2);
@@ -145,7 +145,7 @@ TEST_CASE("a read waits for memory that another still has, and the caller for th
   CHECK(source.file->most_at_once() == 2);
 }
 
-TEST_CASE("whatever fails in the background, the caller is told, nothing more is read, and no thread is at work") {
+TEST_CASE("an error in the background reaches the caller, reading stops, and all threads end") {
   for (const int threads : {1, 3}) {
     blocks reads, uses, names;
     reads.file->bad = {300};
@@ -168,7 +168,7 @@ TEST_CASE("whatever fails in the background, the caller is told, nothing more is
   }
 }
 
-TEST_CASE("of several blocks that fail, the first is told") {
+TEST_CASE("if several blocks fail, the error is that of the first") {
   blocks source;
   source.file->bad = {0, 100, 200};
   read_ahead<blocks> ahead(source, 3, 100);
@@ -178,7 +178,7 @@ TEST_CASE("of several blocks that fail, the first is told") {
   CHECK(source.file->begun() == 3);
 }
 
-TEST_CASE("whoever gives up waits for what is being read, and for no more") {
+TEST_CASE("a caller that stops waits only for reads that have started") {
   blocks source;
   source.count = 100;
   {
@@ -191,7 +191,7 @@ TEST_CASE("whoever gives up waits for what is being read, and for no more") {
   CHECK(source.file->begun() == 7);
 }
 
-TEST_CASE("a block may say where it goes, and be larger than the memory for one") {
+TEST_CASE("a block may have its own destination, and be larger than the memory for one") {
   struct to_place {
     using block = file_block;
     std::optional<block> next() {
@@ -216,7 +216,7 @@ TEST_CASE("a block may say where it goes, and be larger than the memory for one"
   CHECK(source.place.back() == gated_file::value(9999));
 }
 
-TEST_CASE("nothing to read, and nobody who waits") {
+TEST_CASE("no blocks to read, and results that are never requested") {
   blocks source;
   source.count = 0;
   read_ahead<blocks> ahead(source, 3, 100);
@@ -331,7 +331,7 @@ constexpr dtype types[] = {dtype::f64, dtype::f32, dtype::bf16};
 
 }  // namespace
 
-TEST_CASE("any boxes of any tensors, of any type, come to their places, whatever is read at once") {
+TEST_CASE("all boxes of all tensors, of any type, reach their destinations, with any number of parallel reads") {
   std::mt19937 random(7);
   memory_file_system files;
   hand_made_step step(files, "step", 3);
@@ -367,7 +367,7 @@ TEST_CASE("any boxes of any tensors, of any type, come to their places, whatever
   }
 }
 
-TEST_CASE("what is read of a box in parts has its checksum when it is put together") {
+TEST_CASE("the parts of a box that is read in parts combine to its checksum") {
   memory_file_system files;
   hand_made_step step(files, "step", 1);
   step.skip(0, 13);
@@ -401,7 +401,7 @@ TEST_CASE("what is read of a box in parts has its checksum when it is put togeth
   }
 }
 
-TEST_CASE("neighbours of one file are read in one go, and what lies far between is not") {
+TEST_CASE("neighbouring boxes of a file are read at once, without distant bytes between them") {
   memory_file_system files;
   hand_made_step step(files, "step", 2);
   for (int i = 0; i < 100; ++i)
@@ -423,7 +423,7 @@ TEST_CASE("neighbours of one file are read in one go, and what lies far between 
   CHECK(read(2, 1 << 20) == std::pair<std::size_t, std::uint64_t>(2 + 100, 10000));  // one box is skipped after each
 }
 
-TEST_CASE("damage is named, and so is a file that ends too early, and nothing else is read then") {
+TEST_CASE("an error names damage or a truncated file, and nothing else is read then") {
   memory_file_system files;
   hand_made_step step(files, "step", 1);
   for (int i = 0; i < 50; ++i)
@@ -484,7 +484,7 @@ struct noted_files final : posix_file_system {
 
 }  // namespace
 
-TEST_CASE("large blocks lie on pages, in memory for one block a thread, however much is read") {
+TEST_CASE("large blocks are page-aligned, in memory for one block a thread, for any number of reads") {
   temp_folder dir;
   noted_files files;
   hand_made_step step(files, dir / "step", 1);
@@ -514,7 +514,7 @@ TEST_CASE("large blocks lie on pages, in memory for one block a thread, however 
   CHECK(reader.bytes() <= step.data[0].size() + files.reads.size() * 2 * page);
 }
 
-TEST_CASE("a large box is read to where it goes, if that lies behind a page as it does in the file") {
+TEST_CASE("a large box is read directly to its destination if both have the same offset in a page") {
   temp_folder dir;
   noted_files files;
   hand_made_step step(files, dir / "step", 1);
@@ -547,7 +547,7 @@ TEST_CASE("a large box is read to where it goes, if that lies behind a page as i
   }
 }
 
-TEST_CASE("sizes that make no sense are refused by name") {
+TEST_CASE("invalid sizes are refused by name") {
   CHECK(fault_of({}, "threads", "bytes") == "");
   CHECK(fault_of({0, 4096}, "threads", "bytes") == "threads is 0; legal are 1 to 64");
   CHECK(fault_of({65, 4096}, "threads", "bytes") == "threads is 65; legal are 1 to 64");

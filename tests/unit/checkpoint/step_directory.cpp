@@ -43,7 +43,7 @@ TEST_CASE("names of steps and files") {
   CHECK(plait::data_file_name(123456) == "data/w123456.safetensors");
 }
 
-TEST_CASE("a step on the disk: what is there at each point, and what is read back") {
+TEST_CASE("a step on disk: its files at each point, and the state that is read") {
   temp_folder dir;
   plait::posix_file_system files;
   const std::string root = dir / "checkpoints";
@@ -82,7 +82,7 @@ TEST_CASE("a step on the disk: what is there at each point, and what is read bac
   CHECK_ERROR(plait::read_step(files, root + "/step-00000007"), "has no COMMIT");
 }
 
-TEST_CASE("a step that is not finished leaves nothing") {
+TEST_CASE("an unfinished step leaves no files") {
   temp_folder dir;
   plait::posix_file_system files;
   plait::step_root writer(files, dir / "r");
@@ -114,7 +114,7 @@ TEST_CASE("a step that is not finished leaves nothing") {
          "manifest.json");
 }
 
-TEST_CASE("roots that are none") {
+TEST_CASE("invalid roots") {
   temp_folder dir;
   plait::posix_file_system files;
   CHECK_ERROR(plait::step_root(files, ""), "name of the directory for checkpoints is empty");
@@ -124,7 +124,7 @@ TEST_CASE("roots that are none") {
   CHECK_ERROR(plait::newest_step(files, dir / "none"), "cannot list '", "none'");
 }
 
-TEST_CASE("what is invalid is named with its reason, and the newest whole step is found") {
+TEST_CASE("errors name an invalid step with its reason, and the newest complete step is found") {
   memory_file_system files;
   plait::step_root writer(files, "r");
   for (const std::uint64_t step : {1, 2, 3, 4, 5, 6, 7, 8}) save_small_step(files, writer, step);
@@ -175,7 +175,7 @@ TEST_CASE("what is invalid is named with its reason, and the newest whole step i
   CHECK_ERROR(writer.discard(77), "cannot rename", "step-00000077");
 }
 
-TEST_CASE("retention keeps the last, every n-th and the best, and never less than a step that is verified") {
+TEST_CASE("retention keeps the last, every n-th and the best step, and never removes the only verified one") {
   memory_file_system files;
   plait::step_root writer(files, "r");
   for (std::uint64_t step = 10; step <= 100; step += 10) save_small_step(files, writer, step);
@@ -211,7 +211,7 @@ TEST_CASE("retention keeps the last, every n-th and the best, and never less tha
   CHECK(done.kept == steps{100, 80});
 }
 
-TEST_CASE("a step that lies elsewhere is read by its link, and never removed") {
+TEST_CASE("a step elsewhere is read through its link, and never removed") {
   const temp_folder dir;
   plait::posix_file_system files;
   const std::string root = dir / "r", elsewhere = dir / "elsewhere";

@@ -96,7 +96,7 @@ TEST_CASE("every flipped byte and every truncation of every file of a step is fo
   CHECK(contains(plait::verify_step(files, "r/step-00000002").at(0), "has no COMMIT"));
 }
 
-TEST_CASE("a stream writes what a reader of safetensors reads") {
+TEST_CASE("a stream writes a valid safetensors file") {
   memory_file_system files;
   plait::step_root writer(files, "r");
   plait::test::save_small_step(files, writer, 1);
@@ -113,7 +113,7 @@ TEST_CASE("a stream writes what a reader of safetensors reads") {
   CHECK(plait::crc32c(std::as_bytes(std::span(bytes)).first(m.files[1].header_bytes)) == m.files[1].header_crc32c);
 }
 
-TEST_CASE("a stream takes exactly what was declared, in pieces of any length") {
+TEST_CASE("a stream accepts exactly the declared bytes, in pieces of any length") {
   const auto plan = [] {
     return plait::plan_safetensors({{"none", plait::safetensors_dtype::f32, {0}},
                                     {"a", plait::safetensors_dtype::u8, {5}},
@@ -149,7 +149,7 @@ TEST_CASE("a stream takes exactly what was declared, in pieces of any length") {
   CHECK_ERROR(stream.finish(), "'f': 7 bytes of what was declared are missing");
 }
 
-TEST_CASE("declarations that no file can hold") {
+TEST_CASE("declarations that do not fit in a file") {
   const auto plan = [](std::vector<plait::safetensors_declaration> tensors) {
     return plait::plan_safetensors(tensors, {}, "x");
   };

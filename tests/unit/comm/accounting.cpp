@@ -31,7 +31,7 @@ static_assert(wire_bytes(collective::all_reduce, 8, 800) ==
               wire_bytes(collective::reduce_scatter, 8, 800) + wire_bytes(collective::all_gather, 8, 100));
 static_assert(wire_bytes(collective::all_reduce, 1, 800) == 0);
 
-TEST_CASE("a ledger forgets what came after a copy of it, and keeps its rows") {
+TEST_CASE("a ledger removes what was added after a copy of it, and keeps its rows") {
   threads::run(2, [](threads::communicator& world) {
     auto book = std::make_shared<ledger>();
     any_communicator all = any_communicator(world).counted(book, nullptr);
@@ -127,7 +127,7 @@ TEST_CASE("all_to_all_v: the mean over the ranks is the traffic of the group") {
   CHECK(wire[0] + wire[1] + wire[2] == 3 * (sent[0] + sent[1] + sent[2]));
 }
 
-TEST_CASE("gathers and scatters of unequal parts count what is sent, without padding") {
+TEST_CASE("gathers and scatters of unequal parts count the sent bytes, without padding") {
   threads::run(3, [&](threads::communicator& world) {
     auto book = std::make_shared<ledger>();
     auto events = std::make_shared<recorder>();
@@ -156,7 +156,7 @@ TEST_CASE("gathers and scatters of unequal parts count what is sent, without pad
   });
 }
 
-TEST_CASE("a recorder that is cleared takes no ticket of before for one of its events") {
+TEST_CASE("a cleared recorder does not match an earlier ticket with a new event") {
   recorder r;
   CHECK(r.label("dp") == r.label("dp"));
   for (std::uint64_t i = 0; i < 4; ++i) CHECK(r.add({0, collective::send, i, 0, 0, 0, true}) == i);
@@ -293,7 +293,7 @@ struct enqueuing : verbs<enqueuing> {
 
 }  // namespace
 
-TEST_CASE("what is under way together counts once") {
+TEST_CASE("operations in flight together count once") {
   busy_time t;
   t.add(0, 1);
   CHECK(t.seconds() == 1);
@@ -324,7 +324,7 @@ TEST_CASE("what is under way together counts once") {
   CHECK(many.seconds() == 5000);
 }
 
-TEST_CASE("a request knows when its operation was complete") {
+TEST_CASE("a request knows when its operation completed") {
   struct witness final : request_observer {
     request_times seen;
     void waited(std::uint64_t, const request_times& t) noexcept override { seen = t; }
@@ -361,7 +361,7 @@ TEST_CASE("a request knows when its operation was complete") {
   });
 }
 
-TEST_CASE("the hidden share of a started operation is what was not waited for") {
+TEST_CASE("the hidden share of a started operation is the time without waiting") {
   // Each all-reduce takes 200 ms on the link; the rank computes during `hidden` of them.
   const auto measure = [](double hidden, bool started, std::vector<axis_times>& out) {
     threads::run(2, [&](threads::communicator c) {
@@ -404,7 +404,7 @@ TEST_CASE("the hidden share of a started operation is what was not waited for") 
   CHECK(t[0].hidden() == doctest::Approx(0).epsilon(1e-6));
 }
 
-TEST_CASE("what only enqueues is not measured, and one rank communicates nothing") {
+TEST_CASE("operations that are only enqueued are not measured, and one rank communicates nothing") {
   threads::run(2, [](threads::communicator c) {
     enqueuing e;
     e.inner = c;

@@ -49,7 +49,7 @@ const std::string end = "; every rank needs the same options";
 
 }  // namespace
 
-TEST_CASE("ranks that agree go on, in whatever order they name their settings") {
+TEST_CASE("ranks that agree continue, with their settings in any order") {
   for (const int ranks : {1, 2, 5}) {
     check_verdict(ranks, "", [](int) { return std::vector<setting>{}; });
     check_verdict(ranks, "", [](int rank) {
@@ -72,7 +72,7 @@ TEST_CASE("one rank differs: its value, and that of the others") {
   });
 }
 
-TEST_CASE("a field that a rank lacks") {
+TEST_CASE("a setting that one rank does not have") {
   check_verdict(3, "rank 1 was started without --lr, ranks 0, 2 with --lr 1" + end, [](int rank) {
     std::vector<setting> settings;
     if (rank != 1) settings.push_back({"--lr", "1"});
@@ -117,7 +117,7 @@ TEST_CASE("several ranks differ, in several settings") {
                 });
 }
 
-TEST_CASE("a name that is given twice counts with all its values") {
+TEST_CASE("a setting that is given twice has all its values") {
   check_verdict(2, "rank 1 was started with --data 'x, z', rank 0 with --data 'x, y'" + end, [](int rank) {
     return std::vector<setting>{{"--data", "x"}, {"--data", rank == 1 ? "z" : "y"}};
   });

@@ -26,7 +26,7 @@ std::vector<record> records_of(int of) { return std::vector<record>(static_cast<
 
 }  // namespace
 
-TEST_CASE("host values: every rank gets those of all") {
+TEST_CASE("host values: every rank gets those of all ranks") {
   for (const int ranks : {1, 2, 3}) {
     CAPTURE(ranks);
     threads::run(ranks, [&](threads::communicator c) {
@@ -58,7 +58,7 @@ TEST_CASE("host values: every rank gets those of all") {
   }
 }
 
-TEST_CASE("host values: one rank gets the records of all") {
+TEST_CASE("host values: one rank gets the records of all ranks") {
   threads::run(3, [](threads::communicator c) {
     any_communicator all(c);
     cpu device;

@@ -11,7 +11,7 @@
 using namespace plait;
 using mail::mailbox;
 
-TEST_CASE("a communicator of six members conforms") {
+TEST_CASE("a communicator of six members passes the conformance suite") {
   for (const int ranks : {1, 2, 3, 4})
     CHECK_NOTHROW(mail::run(ranks, [](mailbox comm) {
       testing::short_conformance(comm);
@@ -21,7 +21,7 @@ TEST_CASE("a communicator of six members conforms") {
     }));
 }
 
-TEST_CASE("abort ends who waits") {
+TEST_CASE("abort ends the ranks that wait") {
   CHECK_THROWS_WITH_AS(mail::run(2,
                                  [](mailbox comm) {
                                    if (comm.rank() == 1) return comm.abort("enough");

@@ -94,7 +94,7 @@ TEST_CASE("Slurm's variables") {
   }
 }
 
-TEST_CASE("PLAIT_PORT is the port, whoever started the processes") {
+TEST_CASE("PLAIT_PORT is the port for every launcher") {
   CHECK(parse(with(torchrun, "PLAIT_PORT", "29600")).port == 29600);
   CHECK(parse(with(with(torchrun, "PLAIT_PORT", "29600"), "TORCHELASTIC_USE_AGENT_STORE", "True")).port == 29600);
   CHECK(parse(with(slurm, "PLAIT_PORT", "29600")).port == 29600);
@@ -102,7 +102,7 @@ TEST_CASE("PLAIT_PORT is the port, whoever started the processes") {
   CHECK(has(complaint(with(torchrun, "PLAIT_PORT", "0")), "PLAIT_PORT is '0', must be a number of at least 1"));
 }
 
-TEST_CASE("every missing or malformed variable is named") {
+TEST_CASE("errors name every missing or malformed variable") {
   for (const char* const name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}) {
     CHECK(has(complaint(without(torchrun, name)), std::string(name) + " is not set; torchrun"));
   }
@@ -118,7 +118,7 @@ TEST_CASE("every missing or malformed variable is named") {
   CHECK(has(complaint({}), "the environment names no ranks"));
 }
 
-TEST_CASE("the bytes of rank 0 reach every rank, whoever is first") {
+TEST_CASE("the bytes of rank 0 reach every rank, in any order of arrival") {
   for (const int size : {1, 2, 5, 16}) {
     for (const int late : {0, 200}) {
       for (const std::string& got : outcomes(places(size, free_port()), 20, late)) {
@@ -128,7 +128,7 @@ TEST_CASE("the bytes of rank 0 reach every rank, whoever is first") {
   }
 }
 
-TEST_CASE("ranks that never come are named on those that came") {
+TEST_CASE("the ranks that arrived name those that never did") {
   auto ranks = places(5, free_port());
   ranks.erase(ranks.begin() + 3, ranks.end());
   for (const std::string& got : outcomes(ranks, 3)) {
@@ -146,7 +146,7 @@ TEST_CASE("ranks that never come are named on those that came") {
           "host"));
 }
 
-TEST_CASE("rank 0 that never comes") {
+TEST_CASE("rank 0 never arrives") {
   auto ranks = places(2, free_port());
   ranks.erase(ranks.begin());
   const std::string got = outcomes(ranks, 0.3)[0];
@@ -157,7 +157,7 @@ TEST_CASE("rank 0 that never comes") {
   CHECK(has(outcomes(ranks, 0.3)[0], "could not reach rank 0 at no.such.host.invalid"));
 }
 
-TEST_CASE("ranks that contradict each other end all") {
+TEST_CASE("ranks with contradictory settings end all ranks") {
   auto ranks = places(3, free_port());
   ranks[2].rank = 1;
   bool told = false;
@@ -173,7 +173,7 @@ TEST_CASE("ranks that contradict each other end all") {
   CHECK(has(got[1], "rank 1 has 4 ranks, but rank 0 has 2"));
 }
 
-TEST_CASE("the job's token comes from the launcher and from its user") {
+TEST_CASE("the job's token comes from the launcher and its user") {
   CHECK(parse(torchrun).token.empty());
   CHECK(parse(with(torchrun, "TORCHELASTIC_RUN_ID", "job7")).token == "job7");
   CHECK(parse(with(with(torchrun, "TORCHELASTIC_RUN_ID", "job7"), "PLAIT_TOKEN", "secret")).token == "job7:secret");
@@ -188,7 +188,7 @@ TEST_CASE("the job's token comes from the launcher and from its user") {
   CHECK(has(complaint(with(torchrun, "PLAIT_TOKEN", std::string(300, 'x').c_str())), "at most 200 are legal"));
 }
 
-TEST_CASE("a rank with another token is named as missing, and one that comes too late learns why") {
+TEST_CASE("a rank with another token is reported as missing, and a late one gets the reason") {
   auto ranks = places(3, free_port());
   for (auto& r : ranks) r.token = "job";
   ranks[2].token = "bob";
@@ -212,7 +212,7 @@ TEST_CASE("a rank with another token is named as missing, and one that comes too
   CHECK(has(early[0], "rank 1 has 5 ranks, but rank 0 has 3"));
 }
 
-TEST_CASE("rank 0 listens where it is told") {
+TEST_CASE("rank 0 listens on the given address") {
   auto ranks = places(2, free_port());
   ranks[0].bind = "203.0.113.7";  // an address of no host
   ranks.pop_back();
@@ -223,7 +223,7 @@ TEST_CASE("rank 0 listens where it is told") {
   CHECK(has(text, "PLAIT_BIND_ADDRESS"));
 }
 
-TEST_CASE("processes whose group torch.distributed has made meet beside its store") {
+TEST_CASE("processes with a group of torch.distributed rendezvous next to its store") {
   const auto store = nccl::detail::listener(0);  // occupies MASTER_PORT, and reads what arrives
   sockaddr_in6 address{};
   socklen_t length = sizeof address;
@@ -331,7 +331,7 @@ class few_descriptors {
 
 }  // namespace
 
-TEST_CASE("strangers of every kind harm nobody while the ranks join") {
+TEST_CASE("strangers of every kind do not disturb ranks that connect") {
   const int port = free_port();
   auto ranks = places(3, port);
   for (auto& r : ranks) r.token = "job:secret";
@@ -369,7 +369,7 @@ TEST_CASE("strangers of every kind harm nobody while the ranks join") {
   for (const std::string& got : {zero[0], rest[0], rest[1]}) CHECK(got == std::string("id\0of rank 0", 12));
 }
 
-TEST_CASE("strangers on the port are sent away, and a taken port is said") {
+TEST_CASE("strangers on the port are refused, and an occupied port is an error") {
   const int port = free_port();
   std::thread stranger([&] {
     nccl::launch_place p{1, 2, 1, "127.0.0.1", port};
@@ -398,7 +398,7 @@ TEST_CASE("strangers on the port are sent away, and a taken port is said") {
             "rank 0 cannot listen on port " + std::to_string(port) + " of 127.0.0.1: Address already"));
 }
 
-TEST_CASE("of strangers that say nothing, rank 0 keeps so many, and the oldest make room") {
+TEST_CASE("rank 0 keeps a limited number of silent strangers, and closes the oldest") {
   two_ranks two({.most = 4, .seconds = 60});
   two.hold();
   std::vector<tcp_socket> silent;
@@ -408,7 +408,7 @@ TEST_CASE("of strangers that say nothing, rank 0 keeps so many, and the oldest m
   CHECK(two.end() == id);
 }
 
-TEST_CASE("strangers that say nothing are sent away after a time, though nothing else happens") {
+TEST_CASE("silent strangers are disconnected after a time, without other events") {
   two_ranks two({.most = 256, .seconds = 0.2});
   two.hold();
   std::vector<tcp_socket> silent;
@@ -435,7 +435,7 @@ TEST_CASE("more strangers than descriptors keep no rank out") {
   CHECK(two.problem == "");
 }
 
-TEST_CASE("rank 0 waits, and does not spin, while its process has no descriptor for the next rank") {
+TEST_CASE("rank 0 waits without spinning while its process has no free descriptor for the next rank") {
   two_ranks two({});
   const tcp_socket last = connection(two.ranks[1]);
   REQUIRE(last.send_all(nccl::detail::hello_of(two.ranks[1]), comm_clock() + 5));

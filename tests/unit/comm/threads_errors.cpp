@@ -39,7 +39,7 @@ void add_up(rank_comm& c, std::size_t n = 4) {
 
 }  // namespace
 
-TEST_CASE("a rank that throws ends the others, wherever they wait") {
+TEST_CASE("a rank that throws ends the others, in every kind of wait") {
   std::atomic<int> stopped{0};
   const std::string text = text_of(5, [&](rank_comm& c) {
     add_up(c);
@@ -61,7 +61,7 @@ TEST_CASE("a rank that throws ends the others, wherever they wait") {
   CHECK(has(text, "rank 3: all_reduce #0 on 'world' 16 B completed"));
 }
 
-TEST_CASE("the exception of the rank is nested, whatever it is") {
+TEST_CASE("the rank's exception is nested, of any type") {
   try {
     threads::run(3, [](rank_comm& c) {
       if (c.rank() == 1) throw 42;
@@ -88,7 +88,7 @@ TEST_CASE("an exception with requests in flight reports the exception, not the r
   }
 }
 
-TEST_CASE("buffers of a stopped rank stay until the others are done with them") {
+TEST_CASE("buffers of a stopped rank exist until the others have finished with them") {
   for (int turn = 0; turn < 20; ++turn) {
     const std::string text = text_of(4, [&](rank_comm& c) {
       std::vector<float> x(400'000, 1.0f);
@@ -101,7 +101,7 @@ TEST_CASE("buffers of a stopped rank stay until the others are done with them") 
   }
 }
 
-TEST_CASE("a rank that is stopped in the middle of shared work leaves when nobody touches its buffers any more") {
+TEST_CASE("a rank stopped inside shared work returns when no other uses its buffers") {
   for (int turn = 0; turn < 25; ++turn) {
     const std::string text = text_of(4, [&](rank_comm& c) {
       rank_comm part = c.split(c.rank() == 3 ? -1 : 0, 0);
@@ -144,7 +144,7 @@ TEST_CASE("a wait for an operation that all ranks have joined outlasts the failu
   CHECK(result == 1);
 }
 
-TEST_CASE("deadlock: the rank that returns last finds that the others wait") {
+TEST_CASE("deadlock: the last rank that returns finds that the others wait") {
   const std::string text = text_of(3, [](rank_comm& c) {
     if (c.rank() == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -200,7 +200,7 @@ TEST_CASE("deadlock: a ring of blocking sends, two groups in cross order, one ra
   CHECK(has(text, "rank 0 waits in receive from rank 0"));
 }
 
-TEST_CASE("slow ranks are no deadlock") {
+TEST_CASE("slow ranks are not a deadlock") {
   for (int turn = 0; turn < 10; ++turn) {
     CHECK_NOTHROW(threads::run(4, [&](rank_comm& c) {
       if (c.rank() == turn % 4) std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -278,7 +278,7 @@ TEST_CASE("mismatched roots, messages and counts per peer") {
             "in all_gather_v rank 1 sends 1 double to rank 0, which expects 2"));
 }
 
-TEST_CASE("abort through any_communicator; a stopped world refuses everything") {
+TEST_CASE("abort through any_communicator; a stopped world refuses all calls") {
   const std::string text = text_of(3, [](rank_comm& c) {
     any_communicator any(c);
     if (c.rank() == 0) any.abort("the loss is not a number");
@@ -294,7 +294,7 @@ TEST_CASE("abort through any_communicator; a stopped world refuses everything") 
   CHECK(text.find("rank 0 called abort: the loss is not a number") == 0);
 }
 
-TEST_CASE("a mesh on a communicator that holds nothing is refused") {
+TEST_CASE("a mesh on an empty communicator is refused") {
   const char* text =
       "world: the communicator is empty; give it the one of threads::run, of mpi::run, or of nccl::connect or attach";
   CHECK_THROWS_WITH_AS(world(mesh<axis<dp>>{2}.shape(), any_communicator{}), text, error);
@@ -320,7 +320,7 @@ TEST_CASE("polling a request that cannot complete ends with the error") {
   CHECK(text.find("rank 1: gone") == 0);
 }
 
-TEST_CASE("every rank throws: one is reported; many failing runs end") {
+TEST_CASE("every rank throws: one error is reported; many failing runs end") {
   for (int turn = 0; turn < 200; ++turn) {
     const std::string text = text_of(6, [&](rank_comm& c) {
       auto half = c.split(c.rank() % 2, 0);

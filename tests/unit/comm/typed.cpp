@@ -61,7 +61,7 @@ TEST_CASE("a typed all-reduce sums over its axes and changes the spec") {
   });
 }
 
-TEST_CASE("a reduction over two axes may name them in either order") {
+TEST_CASE("a reduction over two axes may name them in any order") {
   on_two_by_two([](world& ranks) {
     double x = static_cast<double>(1 << ranks.rank());
     const part<double, pending_twice> in(at(ranks, 1, 1), &x);
@@ -89,7 +89,7 @@ TEST_CASE("all-gather and reduce-scatter of a first dim undo each other up to th
   });
 }
 
-TEST_CASE("parts lie in the order of the axes that shard the dim, not in the mesh's") {
+TEST_CASE("parts are in the order of the axes that shard the dim, not in the mesh's") {
   on_two_by_two([](world& ranks) {
     const std::vector<float> x{0, 1, 2, 3};
     float mine = -1;
@@ -100,7 +100,7 @@ TEST_CASE("parts lie in the order of the axes that shard the dim, not in the mes
   });
 }
 
-TEST_CASE("messages and broadcasts carry parts, and one that was made for other sizes is refused") {
+TEST_CASE("messages and broadcasts carry parts, and a part of other sizes is refused") {
   on_two_by_two([](world& ranks) {
     using stage = spec<seq, hidden, invariant<tp>>;  // the tensors of a stage have no axis dp
     const rank_place here = at(ranks, 1, 2), larger = at(ranks, 2, 2);
@@ -207,7 +207,7 @@ std::vector<double> run_on(world& ranks) {
 
 }  // namespace
 
-TEST_CASE("kernels of the program's own between typed groups compute on two ranks what one computes") {
+TEST_CASE("a program's kernels between typed groups have the results of one rank on two") {
   std::vector<double> expected;
   for (const int n : {1, 2, 4})
     threads::run(n, [&](threads::communicator& comm) {
@@ -218,7 +218,7 @@ TEST_CASE("kernels of the program's own between typed groups compute on two rank
     });
 }
 
-TEST_CASE("a kernel is refused arrays that were made for other sizes, and arrays without memory") {
+TEST_CASE("a kernel refuses arrays of other sizes, and arrays without memory") {
   const rank_place here{mesh<axis<tp, 1>>::static_shape(), 0, sizes_of<seq, hidden>(2, 3)};
   const rank_place longer{here.mesh, 0, sizes_of<seq, hidden>(4, 3)};
   using rows = spec<seq, hidden, invariant<tp>>;

@@ -94,7 +94,7 @@ void check(const owners& of, std::int64_t ranks) {
 
 }  // namespace
 
-TEST_CASE("leaves that have terms in some rows alone give the bits of whole leaves") {
+TEST_CASE("leaves with terms in some rows only give the bits of whole leaves") {
   constexpr std::int64_t width = 70, rows = elements / width, leaves = 11;
   cpu device;
   deterministic_sum<float, cpu> whole(elements, leaves), sparse(elements, leaves);
@@ -126,7 +126,7 @@ TEST_CASE("leaves that have terms in some rows alone give the bits of whole leav
   CHECK(std::memcmp(expected.values[0], got.values[0], elements * sizeof(float)) == 0);
 }
 
-TEST_CASE("whoever has which leaves, the sum has the bits of one rank") {
+TEST_CASE("for every assignment of leaves to ranks, the sum has the bits of one rank") {
   check({0, 0, 1, 1}, 2);
   check({0, 1, 1, 0}, 2);        // a zigzag
   check({0, 1, 2, 0, 1, 2}, 3);  // without neighbouring leaves
@@ -141,7 +141,7 @@ TEST_CASE("whoever has which leaves, the sum has the bits of one rank") {
   }
 }
 
-TEST_CASE("other orders of the same leaves have other bits") {
+TEST_CASE("other orders of the same leaves give other bits") {
   std::vector<float> sum = terms(0);
   for (std::int64_t leaf = 1; leaf < 8; ++leaf) {
     const std::vector<float> x = terms(leaf);

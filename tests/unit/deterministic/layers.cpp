@@ -108,7 +108,7 @@ TEST_CASE_TEMPLATE("linears", T, float, double) {
   check_policy<T, linear, policy<wide, row, spec<shard<batch, dp>, seq, shard<hidden, tp>>, true>>();
 }
 
-TEST_CASE_TEMPLATE("linears and norms of ranks with unequally many leaves", T, float, double) {
+TEST_CASE_TEMPLATE("linears and norms of ranks with unequal numbers of leaves", T, float, double) {
   const auto meshes = {two{3, 1}, two{1, 3}, two{3, 2}, two{1, 5}, two{1, 7}};
   const deterministic_leaves eight{8, 4, 2, 1};  // 4 samples, 16 positions, 8 times 5 features
   check_policy<T, linear, policy<rows_split, column, wide, true>>(meshes, eight);
@@ -123,7 +123,7 @@ TEST_CASE_TEMPLATE("linears and norms of ranks with unequally many leaves", T, f
       [](const auto& ctx) { return rms_norm<T, rows_split, device_of<decltype(ctx)>>(ctx, 1e-5, "norm"); }, eight);
 }
 
-TEST_CASE_TEMPLATE("linears of other rows than [batch, seq]", T, float, double) {
+TEST_CASE_TEMPLATE("linears of rows other than [batch, seq]", T, float, double) {
   check_policy<
       T, linear,
       policy<spec<shard<batch, dp>, hidden, invariant<tp>>, column, spec<shard<batch, dp>, shard<ffn, tp>>, true>>();
@@ -135,7 +135,7 @@ TEST_CASE_TEMPLATE("linears of other rows than [batch, seq]", T, float, double) 
                       spec<shard<batch, dp>, seq, views, shard<ffn, tp>>, true>>();
 }
 
-TEST_CASE_TEMPLATE("linears of which the weight or the bias is frozen", T, float, double) {
+TEST_CASE_TEMPLATE("linears whose weight or bias is frozen", T, float, double) {
   for (const bool weight : {false, true})
     check<T>(two{1, 1}, {two{1, 2}, two{2, 1}, two{2, 2}}, [weight](const auto& ctx) {
       linear<T, policy<rows_split, column, wide, true>, device_of<decltype(ctx)>> layer(ctx, "layer");
@@ -173,7 +173,7 @@ TEST_CASE_TEMPLATE("attention and MLPs", T, float, double) {
   });
 }
 
-TEST_CASE_TEMPLATE("attention and MLPs of ranks with unequally many leaves", T, float, double) {
+TEST_CASE_TEMPLATE("attention and MLPs of ranks with unequal numbers of leaves", T, float, double) {
   using mesh = megatron_sp::mesh;
   dim_sizes in_leaves = sizes();
   in_leaves.set(dim_of<ffn>, 40, 10);
@@ -220,7 +220,7 @@ bool is_refused(const auto& mesh, const char* text, auto&& make, cpu::options de
 }
 }  // namespace
 
-TEST_CASE("what has no deterministic order is refused by name") {
+TEST_CASE("layers without a deterministic order are refused by name") {
   using column_linear = linear<float, policy<rows_split, column, wide>>;
   using row_linear = linear<float, policy<wide, row, rows_split>>;
   CHECK(is_refused(
@@ -267,7 +267,7 @@ TEST_CASE("what has no deterministic order is refused by name") {
                  }));
 }
 
-TEST_CASE("a linear of which the weight or the bias is frozen trains for more than a step") {
+TEST_CASE("a linear whose weight or bias is frozen trains for several steps") {
   for (const bool weight : {false, true})
     CHECK(refusal(
               two{1, 2},
@@ -295,7 +295,7 @@ TEST_CASE("a linear of which the weight or the bias is frozen trains for more th
               {.deterministic = true}, order) == "");
 }
 
-TEST_CASE("attention on arrays of the caller's is refused where a rank's tokens are no whole chunks") {
+TEST_CASE("attention on the caller's arrays is refused if a rank's tokens are not whole chunks") {
   using along = plait::mesh<axis<cp>>;
   const auto made = [](deterministic_leaves of, bool zigzag) {
     std::string found;
@@ -334,7 +334,7 @@ TEST_CASE("a layer that adds to gradients in its own order is refused by its par
                    }));
 }
 
-TEST_CASE("a layer that begins to use a weight which data parallelism keeps is refused, as its sums would be missed") {
+TEST_CASE("a layer that starts to use a weight under data parallelism is refused, as its sums would be missed") {
   CHECK(is_refused(two{2, 1},
                    "parameter layer.weight: a layer begins to use it after data parallelism has laid it beside others",
                    [](const auto& ctx) {

@@ -92,7 +92,7 @@ TEST_CASE("leaves have the same tokens on every mesh") {
     }
 }
 
-TEST_CASE("ranks have unequally many whole leaves") {
+TEST_CASE("ranks have whole leaves in unequal numbers") {
   for (const token_grain grain : {token_grain::coarse, token_grain::fine}) {
     check<text>(three{3, 1, 1}, 1, grain, {2, 1});
     check<text>(three{1, 3, 1}, 1, grain, {1, 8});
@@ -105,7 +105,7 @@ TEST_CASE("ranks have unequally many whole leaves") {
   check<text_of_rows>(three{3, 1, 7}, 1, token_grain::fine, {2, 2});
 }
 
-TEST_CASE("what ranks cannot share out is refused, with the field and the legal values") {
+TEST_CASE("leaves that the ranks cannot divide are refused, with the field and valid values") {
   const dim_sizes sizes = sizes_of<batch, seq, zseq, hidden>(8, 32, 32, 4);
   const auto make = [&](const three& m, deterministic_leaves order, const layout& tokens) {
     return token_leaves(order, tokens, m.shape(), sizes, 0, token_grain::coarse, "layer");

@@ -25,7 +25,7 @@ std::string sum_of(const std::vector<std::int64_t>& order, std::int64_t leaves) 
 }
 }  // namespace
 
-TEST_CASE("leaves join in one tree, whatever the order in which they come") {
+TEST_CASE("leaves form one tree, in any order of insertion") {
   CHECK(sum_of({0, 1, 2, 3}, 4) == "((0 1) (2 3))");
   CHECK(sum_of({0, 1, 2, 3, 4}, 5) == "(((0 1) (2 3)) 4)");
   CHECK(sum_of({0, 1, 2, 3, 4, 5}, 6) == "(((0 1) (2 3)) (4 5))");
@@ -50,7 +50,7 @@ TEST_CASE("roots are the fewest nodes that cover some leaves") {
   CHECK(roots({{0, 5}}, 5) == std::vector<tree_node>{{3, 0}});
 }
 
-TEST_CASE("a leaf that comes twice is refused") {
+TEST_CASE("a leaf that is added twice is refused") {
   leaf_tree<int> tree(4);
   const auto add = [](int&, int&) {};
   tree.insert({0, 0}, 0, add);

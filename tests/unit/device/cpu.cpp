@@ -29,7 +29,7 @@ struct heap {
 
 }  // namespace
 
-TEST_CASE("the allocator counts what is in use, keeps a peak and reuses blocks") {
+TEST_CASE("the allocator counts used bytes, keeps a peak and reuses blocks") {
   cpu device;
   CHECK(device.bytes_in_use() == 0);
   void* const first = device.allocate(1000);
@@ -52,7 +52,7 @@ TEST_CASE("the allocator counts what is in use, keeps a peak and reuses blocks")
     CHECK(small != second);
     device.release(small);
   }
-  SUBCASE("the cache can be given back") {
+  SUBCASE("the cache can be released") {
     device.release_cache();
     CHECK(device.cached_bytes() == 0);
     CHECK(device.bytes_in_use() == 1000);
@@ -103,7 +103,7 @@ TEST_CASE("a buffer owns its memory and moves") {
   CHECK(device.bytes_in_use() == 0);
 }
 
-TEST_CASE("copy, zero, streams and events work at once") {
+TEST_CASE("copy, zero, streams and events take effect at once") {
   cpu device;
   std::vector<int> from{1, 2, 3}, to(3);
   auto stream = device.main_stream();
@@ -121,7 +121,7 @@ TEST_CASE("a thread count below one is refused by name") {
   CHECK_THROWS_WITH_AS(cpu(cpu::options{0}), "cpu: options::threads = 0, must be at least 1", plait::error);
 }
 
-TEST_CASE("the program's numbers of threads stay, and a product has the device's own") {
+TEST_CASE("the program's numbers of threads do not change, and a product has the device's") {
   const int of_blas = openblas_get_num_threads(), of_openmp = omp_get_max_threads();
   openblas_set_num_threads(2), omp_set_num_threads(3);
   const auto multiply = [](cpu& device, auto zero) {
@@ -151,7 +151,7 @@ TEST_CASE("the program's numbers of threads stay, and a product has the device's
   openblas_set_num_threads(of_blas), omp_set_num_threads(of_openmp);
 }
 
-TEST_CASE("every rank's thread has its own device and they run side by side") {
+TEST_CASE("every rank's thread has its own device, and they run in parallel") {
   cpu::warm_up();
   std::vector<std::thread> ranks;
   std::vector<float> sums(4);
@@ -170,7 +170,7 @@ TEST_CASE("every rank's thread has its own device and they run side by side") {
   for (int rank = 0; rank < 4; ++rank) CHECK(sums[static_cast<std::size_t>(rank)] == 16.0f * static_cast<float>(rank));
 }
 
-TEST_CASE("scratch memory serves its owner alone, also while another is being made") {
+TEST_CASE("scratch memory serves only its owner, even if another one is made") {
   plait::caching_allocator<heap> memory;
   const auto first = memory.begin_scratch();
   void* const a = memory.allocate(1000);
