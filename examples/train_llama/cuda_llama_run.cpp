@@ -1,6 +1,6 @@
 #include "run.hpp"
 
-// CMake writes a file for each of these types; the others it leaves out, as every instantiation takes its time.
+// CMake writes a file for each of these types. It leaves out the others, because instantiations take long to compile.
 make_run<plait::cuda> cuda_program(const options& opt) {
   using plait::megatron_sp;
   if (opt.mixture)

@@ -7,7 +7,7 @@
 #include "plait/parallel/graph_step.hpp"
 #include "run.hpp"
 
-/// On a GPU a step can be replayed as a graph, and its products measured when it runs for the first time.
+/// Runs the steps of a GPU. It can replay a step as a graph, and measure the step's products in its first run.
 template <class Step>
 class repeated_step<Step, plait::cuda> {
  public:

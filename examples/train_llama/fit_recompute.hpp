@@ -1,5 +1,5 @@
-// Which layers of a rank recompute so that what they keep fits a budget of bytes, at the least cost. Dry runs find the
-// bytes that layers keep and the work that they repeat.
+// Chooses which layers of a rank recompute, so that the layers keep at most a budget of bytes at the least cost. Dry
+// runs find the bytes that layers keep and the work that they repeat.
 #pragma once
 
 #include <algorithm>
@@ -22,12 +22,12 @@ namespace plait {
 /// The price of one mode of a layer, for one microbatch.
 struct recompute_price {
   std::int64_t bytes = 0;     ///< kept from its forward pass to its backward pass
-  std::int64_t deferred = 0;  ///< kept from its input gradients to its weight gradients, where those are deferred
-  double cost = 0;            ///< of making again what is not kept, in any unit
+  std::int64_t deferred = 0;  ///< kept from its input gradients to its weight gradients, if those are deferred
+  double cost = 0;            ///< of the recomputation, in any unit
 
   friend constexpr bool operator==(const recompute_price&, const recompute_price&) = default;
 };
-/// The modes that a layer has.
+/// The prices of a layer's modes.
 using layer_prices = std::vector<recompute_price>;
 /// The layers of a chunk, in the order of a forward pass.
 using chunk_prices = std::vector<layer_prices>;
@@ -40,7 +40,8 @@ struct chunk_in_flight {
   friend constexpr bool operator==(const chunk_in_flight&, const chunk_in_flight&) = default;
 };
 
-/// The microbatches in flight on a rank, by chunk, at every time at which no other time has as many of each.
+/// Returns the microbatches in flight on a rank, by chunk, at the times that need most memory. It leaves out a time if
+/// another has at least as many of each.
 constexpr std::vector<std::vector<chunk_in_flight>> most_in_flight(const schedule& s, int rank) {
   std::vector<std::vector<chunk_in_flight>> most;
   std::vector<chunk_in_flight> now(static_cast<std::size_t>(s.shape.chunks), chunk_in_flight{});
@@ -64,10 +65,10 @@ constexpr std::vector<std::vector<chunk_in_flight>> most_in_flight(const schedul
 
 /// A choice of modes.
 struct recompute_choice {
-  std::vector<std::vector<int>> modes;  ///< of each layer of each chunk; empty where nothing fits
+  std::vector<std::vector<int>> modes;  ///< of each layer of each chunk; empty if nothing fits
   double cost = 0;                      ///< of a microbatch through all chunks
   std::int64_t bytes = 0;               ///< kept at a time, at most
-  std::int64_t least = 0;               ///< where nothing fits: the smallest budget that can be met
+  std::int64_t least = 0;               ///< if nothing fits: the smallest budget that can be met
 };
 
 namespace detail {
@@ -97,7 +98,7 @@ class chunk_choices {
               [](const state& a, const state& b) { return a.sum.cost < b.sum.cost; });
   }
 
-  /// The choices for all layers, by their cost.
+  /// The number of choices for all layers.
   constexpr std::size_t size() const { return steps_.back().size(); }
   constexpr const recompute_price& sum(std::size_t i) const { return steps_.back()[i].sum; }
   constexpr std::vector<int> modes(std::size_t i) const {
@@ -112,7 +113,8 @@ class chunk_choices {
   }
 
  private:
-  /// By rising bytes; `stairs` are the pairs of deferred bytes and cost seen so far, of falling cost.
+  /// Returns the states that no other state beats, by rising bytes. `stairs` has the pairs of deferred bytes and cost
+  /// seen so far, by falling cost.
   static constexpr std::vector<state> undominated(std::vector<state> all) {
     std::sort(all.begin(), all.end(), [](const state& a, const state& b) {
       if (a.sum.bytes != b.sum.bytes) return a.sum.bytes < b.sum.bytes;
@@ -124,7 +126,7 @@ class chunk_choices {
       auto next = std::upper_bound(stairs.begin(), stairs.end(), s.sum.deferred,
                                    [](std::int64_t deferred, const auto& stair) { return deferred < stair.first; });
       if (next != stairs.begin() && (next - 1)->second <= s.sum.cost) continue;
-      auto first = next;  // what this one is as good as
+      auto first = next;  // the first pair that this state equals or beats
       if (first != stairs.begin() && (first - 1)->first == s.sum.deferred) --first;
       while (next != stairs.end() && next->second >= s.sum.cost) ++next;
       stairs.insert(stairs.erase(first, next), {s.sum.deferred, s.sum.cost});
@@ -162,7 +164,7 @@ class recompute_search {
   constexpr bool found() const { return found_; }
   constexpr double cost() const { return cost_; }
   constexpr const std::vector<std::size_t>& best() const { return best_; }
-  /// The most bytes that are kept at a time.
+  /// Returns the most bytes that are kept at one time.
   constexpr std::int64_t bytes(const std::vector<recompute_price>& sums) const {
     std::int64_t most = 0;
     for (const std::vector<chunk_in_flight>& time : times_) {
@@ -182,7 +184,7 @@ class recompute_search {
     }
     for (std::size_t i = 0; i < chunks_[chunk].size(); ++i) {
       const recompute_price& sum = chunks_[chunk].sum(i);
-      if (found_ && cost + sum.cost + cheapest_[chunk + 1] >= cost_) break;  // as are all that follow
+      if (found_ && cost + sum.cost + cheapest_[chunk + 1] >= cost_) break;  // later choices cost as much or more
       sums_[chunk] = sum;
       if (bytes(sums_) > budget_) continue;  // even with the least of the later chunks
       chosen_[chunk] = i;
@@ -201,7 +203,7 @@ class recompute_search {
   bool found_ = false;
 };
 
-/// The smallest budget that can be met.
+/// Returns the smallest budget that can be met.
 constexpr std::int64_t least_budget(const std::vector<chunk_choices>& chunks,
                                     const std::vector<std::vector<chunk_in_flight>>& times) {
   const auto met = [&](std::int64_t budget) {
@@ -218,7 +220,7 @@ constexpr std::int64_t least_budget(const std::vector<chunk_choices>& chunks,
   return high;
 }
 
-/// Among layers of equal prices, those that keep less come first.
+/// Reorders modes among layers of equal prices: layers that keep less come first.
 constexpr void order_equal_layers(const chunk_prices& layers, std::vector<int>& modes) {
   const auto bytes = [&](std::size_t i) { return layers[i][static_cast<std::size_t>(modes[i])].bytes; };
   for (std::size_t i = 0; i < modes.size(); ++i) {
@@ -231,10 +233,11 @@ constexpr void order_equal_layers(const chunk_prices& layers, std::vector<int>& 
 
 }  // namespace detail
 
-/// The cheapest modes for the layers of a rank's chunks with which the rank never keeps more than `budget` bytes. Among
-/// layers of equal prices, those that keep less come first: what the last ones keep is given back
-/// by the time the first ones run again. Exact; where nothing fits, `modes` is empty and `least` is set. Throws where
-/// `times`, made by `most_in_flight`, has another number of chunks, or a layer has no mode.
+/// Returns the cheapest modes for the layers of a rank's chunks with which the rank never keeps more than `budget`
+/// bytes. Among layers of equal prices, those that keep less come first: the memory of the last layers is free before
+/// the first ones run again. The result is exact. If nothing fits, `modes` is empty and `least` is set. Throws if
+/// `times`, made by
+/// `most_in_flight`, has another number of chunks, or if a layer has no mode.
 constexpr recompute_choice choose_recompute(const std::vector<chunk_prices>& chunks,
                                             const std::vector<std::vector<chunk_in_flight>>& times,
                                             std::int64_t budget) {
@@ -264,25 +267,25 @@ constexpr recompute_choice choose_recompute(const std::vector<chunk_prices>& chu
   return out;
 }
 
-/// The price of a byte that is written again, and of one that is sent again, in operations of matrix products: those of
-/// an H100 in bf16 (989 TFLOP/s, 3.35 TB/s, 450 GB/s over NVLink).
+/// The prices of a byte that is written again and of a byte that is sent again, in operations of matrix products. They
+/// are those of an H100 in bf16 (989 TFLOP/s, 3.35 TB/s, 450 GB/s over NVLink).
 inline constexpr double operations_per_byte = 300, operations_per_sent_byte = 2200;
 
-/// A stage whose layers each have a choice of how much to keep.
+/// A stage that can set for each layer how much it recomputes.
 template <class Stage>
 concept recomputes_by_layer =
     announces_units<Stage> && requires(Stage& s, const layer_recompute& keep) { s.set_recompute(keep); };
 
 namespace detail {
 
-/// The work of passes in one unit, and what they keep of it.
+/// The work of passes in one unit, and the bytes that they keep.
 struct unit_reading {
-  std::int64_t bytes = 0;  ///< more in use after it than before
+  std::int64_t bytes = 0;  ///< in use after the passes, minus those before
   double operations = 0, sent = 0;
 };
 
-/// Meters each unit of a stage during passes. `forget` is called before each reading: it gives back what the pass has
-/// made that is not to be weighed.
+/// Measures each unit of a stage during passes. It calls `forget` before each reading, which releases memory that the
+/// reading must not count.
 template <class Forget>
 class unit_meter final : public unit_watcher {
  public:
@@ -319,21 +322,21 @@ class unit_meter final : public unit_watcher {
   int unit_ = -1;
 };
 
-/// How far passes go: what is kept is then weighed.
+/// The last pass before kept bytes are measured.
 enum class passes_until { forward, input_gradients, weight_gradients };
 
 /// The bytes that passes of one microbatch keep in addition to gradients, and what they computed and sent.
 struct metered_passes {
   std::vector<std::int64_t> bytes;  ///< of each unit
-  std::int64_t others = 0;          ///< of what belongs to no unit, such as inputs of blocks
+  std::int64_t others = 0;          ///< that belong to no unit, such as inputs of blocks
   std::vector<unit_reading> work;
 };
 
-/// `stages` are all of the rank, which may share parameters.
+/// Runs the passes and measures them. `stages` are all stages of the rank; they may share parameters.
 template <class Stage>
 metered_passes meter_passes(const context<counting_device>& ctx, std::span<Stage* const> stages, Stage& stage,
                             passes_until until, int microbatches) {
-  // Sums in order are gradients, but made as passes add to them, and a microbatch may be added once.
+  // Deterministic sums are gradients that passes allocate. A microbatch may be added to them only once.
   const auto forget_sums = [&] {
     if (!sums_in_order(ctx)) return;
     for (Stage* any : stages) any->visit([&](auto& p) { p.zero_gradient(ctx); });
@@ -368,7 +371,7 @@ metered_passes meter_passes(const context<counting_device>& ctx, std::span<Stage
   meter.close();
   found.work = meter.units();
   found.others = in_use() - before;
-  // Each unit's is what is given back when it goes: with its deferred work, and with what it keeps.
+  // The bytes of a unit are those released with its deferred work and with the values that it keeps.
   unit_meter given_back(ctx, stage.units(), forget_sums);
   later.run(&given_back);
   given_back.close();
@@ -390,15 +393,15 @@ metered_passes meter_passes(const context<counting_device>& ctx, std::span<Stage
   return found;
 }
 
-/// The prices of a stage's units by mode, none, selective and full, and last of what belongs to no unit, which no mode
-/// changes. Leaves the stage recomputing everything. `stages` are all of the rank, on the `counting_device`, with
-/// parameters gathered; a step has `microbatches`.
+/// Returns the prices of a stage's units by mode: none, selective and full. The last price is of bytes that belong to
+/// no unit, which are equal in all modes. Leaves the stage in mode full. `stages` are all stages of the rank, on the
+/// `counting_device`, with parameters gathered. A step has `microbatches`.
 template <recomputes_by_layer Stage>
 chunk_prices price_stage(const context<counting_device>& ctx, std::span<Stage* const> stages, Stage& stage,
                          int microbatches) {
   const auto passes = [&](passes_until until) { return meter_passes(ctx, stages, stage, until, microbatches); };
   std::array<metered_passes, recompute_modes> forward, deferred, whole;
-  passes(passes_until::weight_gradients);  // finds memory that is made once, as of gradients
+  passes(passes_until::weight_gradients);  // allocates memory that is made once, such as gradients
   for (std::size_t mode = 0; mode < recompute_modes; ++mode) {
     stage.set_recompute(static_cast<recompute>(mode));
     forward[mode] = passes(passes_until::forward);
@@ -424,15 +427,15 @@ chunk_prices price_stage(const context<counting_device>& ctx, std::span<Stage* c
 
 /// A choice of what the layers of a rank's stages recompute.
 struct recompute_fit {
-  std::int64_t bytes = 0;                 ///< that layers keep at a time, at most
-  std::int64_t least = 0;                 ///< where nothing fits: the smallest budget that can be met
+  std::int64_t bytes = 0;                 ///< the most that layers keep at one time
+  std::int64_t least = 0;                 ///< if nothing fits: the smallest budget that can be met
   std::vector<layer_recompute> stages{};  ///< of each stage of the rank, by its layers' numbers in the model
 };
 
-/// The cheapest modes with which the layers of this rank's stages never keep more than `budget` bytes for their
-/// backward passes, between passes: activations, with the inputs of blocks. Messages under way, parameters and
-/// gradients do not count. `stages` are the stages of a rank of the pipeline, by chunk, on the `counting_device`, with
-/// parameters gathered.
+/// Returns the cheapest modes with which the layers of this rank's stages never keep more than `budget` bytes for their
+/// backward passes. These bytes are activations, including the inputs of blocks, between passes. Messages, parameters
+/// and gradients do not count. `stages` are the stages of a rank of the pipeline, by chunk, on the `counting_device`,
+/// with parameters gathered.
 template <recomputes_by_layer Stage>
 recompute_fit fit_recompute(const context<counting_device>& ctx, std::span<Stage* const> stages, const schedule& plan,
                             int rank, std::int64_t budget) {

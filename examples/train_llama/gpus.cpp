@@ -1,4 +1,4 @@
-// How the ranks of a run on GPUs are started, or that this program was built without CUDA, NCCL or cuDNN.
+// Starts the ranks of a run on GPUs. Throws if this program was built without CUDA, NCCL or cuDNN.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -31,7 +31,7 @@ constexpr bool has_nccl = true;
 constexpr bool has_nccl = false;
 #endif
 
-/// Returns how many GPUs this process sees, and makes a context on none. Throws where there is none.
+/// Returns the number of GPUs that this process sees, without making a context. Throws if there is none.
 int count_gpus() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
@@ -39,7 +39,7 @@ int count_gpus() {
   reject("--device cuda: there is no CUDA device here ({})", std::string(cudaGetErrorString(status)));
 }
 
-/// Throws where GPU `index` of them cannot be used, or lacks the memory for `bytes`; makes a context on it.
+/// Makes a context on GPU `index`. Throws if the GPU cannot be used, or lacks the memory for `bytes`.
 void check_gpu(const setup& s, int index, double bytes) {
   std::string fault;
   try {
@@ -54,12 +54,12 @@ void check_gpu(const setup& s, int index, double bytes) {
   if (!fault.empty()) plait::fail(fault);
 }
 
-/// A rank's GPU as the options ask for it.
+/// Returns the device options of a rank's GPU.
 plait::cuda::options device_options(const setup& s, int index) {
   return {.device = index, .tf32 = s.opt.tf32, .offload_optimizer = offloads_optimizer(s.opt)};
 }
 
-/// cuDNN's attention for a rank's GPU, if it is built and may be used; else null.
+/// Returns cuDNN's attention for a rank's GPU; null if it was not built or the options exclude it.
 std::unique_ptr<plait::attention_library> attention_library_for([[maybe_unused]] const options& opt) {
 #ifdef PLAIT_WITH_CUDNN
   if (opt.attention_kernel != "own" && in_bf16(opt))
@@ -69,7 +69,7 @@ std::unique_ptr<plait::attention_library> attention_library_for([[maybe_unused]]
   return nullptr;
 }
 
-/// A rank's training, on a device of its own.
+/// Runs a rank's training on its own device.
 void run_on_gpu(const setup& s, plait::cuda& device, plait::any_communicator ranks, const rank_body& body) {
   using plait::attention_backend;
   device.expect_bytes(s.expected_bytes);
@@ -118,8 +118,9 @@ void start_on_one_gpu(const setup& s, const rank_body& body) {
 #ifdef PLAIT_WITH_NCCL
 namespace {
 
-/// Of the GPUs that this process sees. Launchers may show each process its own alone; NCCL refuses one that is taken.
-/// The process looks at no other: that takes half a GB of it, and fails where another process has it for itself.
+/// Returns the index of a rank's GPU among those that this process sees. A launcher may show each process only its own.
+/// NCCL refuses a GPU that another rank uses. The process must not look at other GPUs: a context takes half a GB there,
+/// and fails if another process uses the GPU exclusively.
 int gpu_of(const setup& s, std::int64_t rank, int local_rank) {
   const int index = local_rank % count_gpus();
   check_gpu(s, index, least_bytes_of(s, rank).gpu);

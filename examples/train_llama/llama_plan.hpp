@@ -1,4 +1,4 @@
-// The plan of a rank for one precision and strategy, from a dry run in which everything is only counted.
+// The plan of a rank for one precision and strategy, from a dry run that only counts.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +50,8 @@ plait::dim_sizes sizes_of(const setup& s, const plait::mesh_shape& mesh) {
   return plait::llama_sizes<S>(s.config, mesh, s.sequences, s.opt.seq, s.deterministic);
 }
 
-/// Makes a stage of the run's model. With --lora its adapters alone are trained: data parallelism places parameters by
-/// whether they are.
+/// Makes a stage of the run's model. With --lora only adapters are trained. This is set here, because data parallelism
+/// places trained and frozen parameters differently.
 template <class Stage, plait::compute_device Device>
 std::unique_ptr<Stage> make_stage(const plait::context<Device>& ctx, const setup& s,
                                   const plait::llama_options& options, plait::stage_layers part, Stage* first) {
@@ -74,11 +74,11 @@ inline plait::optimizer_options optimizer_options_of(const options& opt) {
       .adamw = adamw};
 }
 
-/// A strategy of the command line, with the attention policy that it names and the sequence placed as it says.
+/// A strategy with the attention policy and the order of the sequence that the command line names.
 template <class Strategy, class Placement>
 using in_context = plait::context_parallel<Strategy, plait::chosen<plait::cp>, Placement>;
 
-/// The model of a strategy: with experts where it places them.
+/// The model of a strategy, with experts if the strategy shards them.
 template <class Precision, class Strategy, class Device>
 struct model_of {
   using type = plait::llama<Precision, Strategy, Device>;
@@ -88,19 +88,19 @@ struct model_of<Precision, Strategy, Device> {
   using type = plait::mixture_llama<Precision, Strategy, Device>;
 };
 
-/// Whether the program can also leave the sequence in its original order: every instantiation takes its time to
-/// compile. On one context-parallel rank the orders are the same.
+/// Whether the program is also built for sequences in original order. Not all types are, because instantiations take
+/// long to compile. On one context-parallel rank the orders are the same.
 template <class Precision, class Strategy, class Device>
 inline constexpr bool has_original_order =
     std::is_same_v<Strategy, plait::megatron_sp> && std::is_same_v<Device, plait::cpu> &&
     !std::is_same_v<plait::gradient_of<Precision>, plait::bf16>;
 
-/// Returns the split of layers that --split measured gives, or `s.stages`. Collective.
+/// Returns the split of layers by measured times with --split measured; otherwise `s.stages`. Collective.
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
 std::vector<plait::stage_layers> stages_of(const setup& s, plait::context<Device>& ctx, plait::any_communicator& all) {
   if (s.opt.split != "measured" || s.stages.size() == 1) return s.stages;
   plait::llama_options options = model_options(s);
-  options.attention.documents = false;  // what is measured has none
+  options.attention.documents = false;  // the measured data have no documents
   plait::llama_part_times parts =
       plait::measure_llama_parts<typename model_of<Precision, Strategy, Device>::type>(ctx, s.config, options);
   for (plait::action_times* part : {&parts.layer, &parts.embedding, &parts.head})
@@ -109,7 +109,7 @@ std::vector<plait::stage_layers> stages_of(const setup& s, plait::context<Device
   return plait::split_layers(plait::stage_costs_of(parts, s.config.layers), static_cast<std::int64_t>(s.stages.size()));
 }
 
-/// The stages of one rank, with the layers of its pipeline in `parts`, where everything is only counted.
+/// The stages of one rank on a device that only counts. `parts` are the layers of the pipeline's stages.
 template <class Precision, plait::strategy S>
 struct counted_stages {
   using precision = Precision;
@@ -160,7 +160,7 @@ run_plan plan_for(const setup& s, Counted& counted) {
   const plait::optimizer_options optimizer = optimizer_options_of(s.opt);
   double& optimizers = offloads_optimizer(s.opt) ? plan.on_host : plan.optimizer;
   model.visit([&](auto& p) {
-    // What a step holds for a while, such as gathered parameters, is among what it keeps.
+    // Memory that a step holds for a time, such as gathered parameters, counts as kept.
     const auto piece = static_cast<double>(p.slice().size()), used = static_cast<double>(p.used_size());
     const bool moves = !p.gather_plan().trivial(), cut = p.storage() != nullptr && !p.storage()->axes().empty();
     const bool rounded = !std::is_same_v<weight, master>, away = cut && level == plait::zero_level::parameters;
@@ -183,7 +183,7 @@ run_plan plan_for(const setup& s, Counted& counted) {
   plait::chosen_optimizer<Precision, plait::counting_device> updates(optimizer);
   const plait::step_plan step = plait::dry_run_step(ctx, model, updates);
   plan.kept = static_cast<double>(step.kept_bytes);
-  // Beyond the optimizer's state, which is still there, the host holds activations in a step.
+  // In a step the host also holds activations, in addition to the optimizer's state.
   plan.on_host += static_cast<double>(step.host_bytes) - static_cast<double>(ctx.device.host_bytes_in_use());
   if (s.cudnn && s.opt.attention_sums == "fixed")
     plan.attention = static_cast<double>(ctx.device.fixed_order_attention_bytes());
@@ -196,7 +196,7 @@ run_plan plan_for(const setup& s, Counted& counted) {
   return plan;
 }
 
-/// What a saved step has of a rank's stages, whose optimizer has made no step.
+/// Returns the tensors that a saved step has of a rank's stages, before the optimizer's first step.
 template <class Counted>
 std::vector<plait::safetensors_declaration> state_of(const setup& s, Counted& counted) {
   plait::chosen_optimizer<typename Counted::precision, plait::counting_device> updates(optimizer_options_of(s.opt));
@@ -206,7 +206,7 @@ std::vector<plait::safetensors_declaration> state_of(const setup& s, Counted& co
   return state;
 }
 
-/// Calls f(counted_stages&) for those of one rank.
+/// Calls f with the `counted_stages` of one rank.
 template <class Precision, plait::strategy S, class F>
 auto with_counted(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
                   const plait::llama_options& options, const plait::pipeline_options& how, F&& f) {
@@ -223,7 +223,7 @@ template <class Precision, plait::strategy S>
 run_plan plan_as(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
   run_plan plan = with_counted<Precision, S>(s, rank, stages, model_options(s), s.parallel,
                                              [&](auto& counted) { return plan_for(s, counted); });
-  if (s.opt.resume != "none" || !s.first_step.empty())  // with everything whole, as a data rank has not all parts
+  if (s.opt.resume != "none" || !s.first_step.empty())  // with whole parameters: one data rank may lack some parts
     plan.state = with_counted<Precision, S>(s, rank, stages, model_options(s), {},
                                             [&](auto& counted) { return state_of(s, counted); });
   return plan;
@@ -231,8 +231,8 @@ run_plan plan_as(const setup& s, std::int64_t rank, const std::vector<plait::sta
 
 template <class Precision, plait::strategy S>
 plait::recompute_fit fit_as(const setup& s, int at, std::int64_t rank, std::int64_t budget) {
-  // What layers keep depends neither on where parameters lie nor on documents. With no axes of data parallelism, no
-  // parameter waits for a step to lend its gradient memory.
+  // The bytes that layers keep depend neither on the placement of parameters nor on documents. Without data parallelism
+  // the gradients of all parameters have their own memory, outside a step.
   plait::llama_options options = model_options(s);
   options.attention.documents = false;
   return with_counted<Precision, S>(s, rank, s.stages, options, {.axes = {.shard = {}}}, [&](auto& counted) {

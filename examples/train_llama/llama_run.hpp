@@ -45,8 +45,8 @@
 #include "train_llama/observe/communication.hpp"
 #include "train_llama/observe/step_events.hpp"
 
-/// Exchanges the requests of all ranks once a step. It runs beside other collectives and adds no wait. Where other
-/// collectives are called between `start` and `finish`, `ranks` must be a communicator of its own.
+/// Exchanges the requests of all ranks once a step, while other collectives run, so that no rank waits for it. If other
+/// collectives are called between `start` and `finish`, no other call may use the communicator `ranks`.
 template <class Device>
 class request_exchange {
  public:
@@ -61,7 +61,7 @@ class request_exchange {
     ranks_.start_all_reduce(there_.data(), there_.data(), numbers, plait::dtype::f64, plait::reduce_op::max)
         .swap(under_way_);
   }
-  /// Returns the requests of all ranks, as they were when each called `start`.
+  /// Returns the requests of all ranks, as each passed them to `start`.
   requests finish() {
     if (ranks_.size() == 1) return own_;
     under_way_.wait();
@@ -80,21 +80,21 @@ class request_exchange {
   requests own_;
 };
 
-/// How a device repeats a step: as it is. (GPUs: cuda_llama_run.hpp.)
+/// Runs the steps of a device one by one. cuda_llama_run.hpp has the version for GPUs.
 template <class Step, plait::compute_device Device>
 class repeated_step {
  public:
   repeated_step(plait::context<Device>&, Step& step, const setup&, plait::any_communicator&) : step_(step) {}
   void run(plait::context<Device>& ctx) { step_.run(ctx); }
-  /// Whether the next run is one that the ledger does not see.
+  /// Whether the next run replays a graph, which the ledger does not count.
   bool replays() const { return false; }
 
  private:
   Step& step_;
 };
 
-/// Reads a rank's part of microbatches from --data: the samples of its data rank, and of each the positions that the
-/// rank has. `Tokens` is the tensor of a microbatch's ids.
+/// Reads a rank's part of microbatches from --data: its samples, and its positions of each sample. `Tokens` is the
+/// tensor of a microbatch's ids.
 template <class Tokens, class Strategy, plait::compute_device Device>
 class rank_batches {
  public:
@@ -104,7 +104,7 @@ class rank_batches {
         documents_(documents),
         order_(plait::sequence_order_of<Strategy>(ctx.ranks.shape(), ctx.sizes)) {}
 
-  /// Where this rank's positions are in a sequence.
+  /// The order of this rank's positions in a sequence.
   const plait::sequence_order& order() const { return order_; }
 
   /// Fills microbatch i of a step whose first sample is `first`, as --data counts them.
@@ -119,8 +119,8 @@ class rank_batches {
     fill_with(*s_.data, ids, labels, starts, [&](std::int64_t row) { return s_.data->training(sample(row)); });
   }
 
-  /// Fills microbatch i of those that are held out. Where the last has more sequences than are left, the labels of the
-  /// others are `ignored`, so that every mesh judges by the same tokens.
+  /// Fills held-out microbatch i. If fewer sequences are left than the last microbatch has, the labels of its other
+  /// sequences are `ignored`. So every mesh evaluates the same tokens.
   void fill_held_out(std::int64_t i, std::int64_t ignored, plait::host_tokens& ids, plait::host_tokens& labels,
                      plait::host_starts& starts) const {
     const plait::sampler& judged = *s_.judged();
@@ -130,10 +130,10 @@ class rank_batches {
     std::fill(labels.row(held_out_rows(i, ids.stored_part())), labels.data() + labels.size(), ignored);
   }
 
-  /// Microbatches of what is held out.
+  /// The number of held-out microbatches.
   std::int64_t held_out() const { return (s_.judged()->held_out_samples() + s_.sequences - 1) / s_.sequences; }
 
-  /// This rank's targets that count in what is held out: all but those that `ignored` stands for.
+  /// Returns the number of this rank's held-out targets, without `ignored` ones.
   std::int64_t held_out_targets(std::int64_t ignored) const {
     const plait::box part =
         plait::local_box(plait::layout_v<typename Tokens::spec>, ctx_.ranks.shape(), ctx_.sizes, ctx_.ranks.rank());
@@ -150,13 +150,13 @@ class rank_batches {
   }
 
  private:
-  /// The rows of microbatch i of those that are held out that this rank has of it: all, but for the last.
+  /// Returns how many of this rank's rows of held-out microbatch i have data: all, except in the last microbatch.
   std::int64_t held_out_rows(std::int64_t i, const plait::box& part) const {
     return std::clamp<std::int64_t>(s_.judged()->held_out_samples() - i * s_.sequences - part.offset[0], 0,
                                     part.local[0]);
   }
 
-  /// `place_of` is given a sample of the microbatch.
+  /// Fills a microbatch. `place_of` returns the place in the data of a sample of the microbatch.
   template <class PlaceOf>
   void fill_with(const plait::sampler& from, plait::host_tokens& ids, plait::host_tokens& labels,
                  plait::host_starts& starts, PlaceOf&& place_of) const {
@@ -175,9 +175,9 @@ class rank_batches {
   plait::sequence_order order_;
 };
 
-/// Returns the mean loss over what is held out, as `batches` read it; nothing where
-/// `stop_asked()` says, alike on all ranks, that the run ends. Throws on all ranks where there is no target. As many
-/// microbatches as fill the pipeline go through it together. Collective.
+/// Returns the mean loss over the held-out data that `batches` reads, or nothing if `stop_asked()`, equal on all ranks,
+/// says that the run ends. Throws on all ranks if there is no target. The pipeline runs as many microbatches together
+/// as it has stages. Collective.
 template <class Model, class Batches, plait::compute_device Device, class Stop>
 std::optional<double> held_out_loss(const plait::context<Device>& ctx, Model& model, const Batches& batches,
                                     Stop&& stop_asked) {
@@ -213,17 +213,17 @@ std::optional<double> held_out_loss(const plait::context<Device>& ctx, Model& mo
   return sum / count;
 }
 
-/// Draws the tokens of a text from a model, alike on every mesh.
+/// Samples the tokens of a text from a model, equal on every mesh.
 template <class Model, plait::compute_device Device>
 class text_sampler {
  public:
-  /// `order` says where this rank's positions are in a sequence.
+  /// `order` is the order of this rank's positions in a sequence.
   text_sampler(const setup& s, const plait::context<Device>& ctx, plait::any_communicator& ranks, Model& model,
                const plait::sequence_order& order)
       : s_(s), ctx_(ctx), ranks_(ranks), model_(model), order_(order) {}
 
-  /// Returns the prompt and what follows it; shorter where a token ends the text, and where `stop_asked()` says, alike
-  /// on all ranks, that the run ends. Collective.
+  /// Returns the prompt and the sampled tokens. There are fewer tokens if one ends the text, or if `stop_asked()`,
+  /// equal on all ranks, says that the run ends. Collective.
   template <class Stop>
   std::vector<std::int64_t> text(Stop&& stop_asked) {
     std::vector<std::int64_t> text = prompt_tokens(s_);
@@ -254,14 +254,14 @@ class text_sampler {
   using document_starts = typename Model::stage_type::document_starts;
   using score_type = plait::activation_of<typename Model::precision_type>;
 
-  /// The next token after `length` tokens in row 0: Gumbel-max over the whole vocabulary, with random numbers keyed by
-  /// the place and the token, so that every mesh draws the same text. Nothing but one score per rank is communicated.
+  /// Returns the next token after `length` tokens in row 0, by Gumbel-max over the whole vocabulary. Random numbers are
+  /// keyed by the place and the token, so every mesh samples the same text. Ranks communicate only one score each.
   std::int64_t draw(const typename Model::logits& scores, std::int64_t length, std::int64_t place) {
     const plait::box& part = scores.part();
     const std::int64_t vocab = s_.config.vocab, columns = part.local[2];
     constexpr double none = std::numeric_limits<double>::infinity();
     double best = -none;
-    std::int64_t token = -1, last = -1;  // where the last token's scores are here
+    std::int64_t token = -1, last = -1;  // `last`: the index of the last token's scores, if this rank has them
     for (std::int64_t at = 0; scores && part.offset[0] == 0 && at < part.local[1]; ++at)
       if (order_.position(part.offset[1] + at) == length - 1) last = at;
     if (last >= 0) {
@@ -279,7 +279,7 @@ class text_sampler {
       }
     }
     const double top = plait::all_reduce_scalar(ctx_.device, ranks_, best, plait::reduce_op::max);
-    // Of tokens with the same score the first wins, whichever rank has it.
+    // If tokens have the same score, the first wins, on whatever rank it is.
     const bool wins = best == top && token >= 0;
     const double winner = -plait::all_reduce_scalar(ctx_.device, ranks_, wins ? -static_cast<double>(token) : -none,
                                                     plait::reduce_op::max);
@@ -297,7 +297,7 @@ class text_sampler {
   const plait::sequence_order& order_;
 };
 
-/// The parameters of a model that are no adapter's, for what loads them.
+/// Visits the parameters of a model except those of adapters, for functions that load weights.
 template <class Model>
 class base_weights {
  public:
@@ -314,8 +314,9 @@ class base_weights {
   Model& model_;
 };
 
-/// The saved states of a rank's run: what --init-from, --resume and --checkpoint-dir name. Knows the run's place in the
-/// data and the learning rate's course. All but the plain questions are collective.
+/// Loads and saves the states of a rank's run, as --init-from, --resume and --checkpoint-dir say. It has the run's
+/// place in the data and its learning rate schedule. All functions are collective, except those that only return a
+/// value.
 template <class Model, class Optimizer, plait::compute_device Device>
 class saved_states {
  public:
@@ -323,7 +324,7 @@ class saved_states {
                Optimizer& optimizer)
       : s_(s), ctx_(ctx), ranks_(ranks), model_(model), optimizer_(optimizer) {}
 
-  /// Loads the weights of the step that --init-from names, and nothing else. Adapters may be in it, or may not.
+  /// Loads only the weights of the step that --init-from names. The step may have adapters.
   void load_first_step() {
     try {
       plait::load_weights_of_step(ctx_, ranks_, model_, s_.first_step,
@@ -333,11 +334,11 @@ class saved_states {
     }
   }
 
-  /// Loads what --resume names, and returns how many steps there were before: 0 where it names nothing.
+  /// Loads the step that --resume names, and returns the number of earlier steps: 0 if it names no step.
   std::int64_t resume() {
     if (!s_.opt.checkpoint_dir.empty()) open_saver();
     std::string path = s_.opt.resume == "none" || s_.opt.resume == "auto" ? "" : s_.opt.resume, problem;
-    std::optional<plait::committed_step> newest;  // of those that this run adds to
+    std::optional<plait::committed_step> newest;  // in --checkpoint-dir
     plait::agree(
         ctx_.device, ranks_,
         [&] {
@@ -358,7 +359,7 @@ class saved_states {
       saver_->begin_with_best(static_cast<std::uint64_t>(best_.step));
     return steps_before_;
   }
-  /// How many steps there were before this run.
+  /// The number of steps before this run.
   std::int64_t steps_before() const { return steps_before_; }
   std::int64_t newest_saved() const { return newest_saved_; }
   const best_step& best_saved() const { return best_; }
@@ -392,11 +393,11 @@ class saved_states {
 
   bool has_finished_save() const { return saver_ && saver_->has_finished_save(); }
 
-  /// The samples that the run was trained on before step `index`.
+  /// Returns the number of samples that the run was trained on before step `index`.
   std::int64_t samples_before(std::int64_t index) const {
     return samples_before_ + (index - steps_before_) * s_.microbatches * s_.sequences;
   }
-  /// The run's sample that was the first of its data.
+  /// The number of the run's first sample of the present data.
   std::int64_t data_begin() const { return data_begin_; }
 
  private:
@@ -457,12 +458,12 @@ class saved_states {
       return std::any_of(loaded.scalars.begin(), loaded.scalars.end(),
                          [&](const auto& s) { return s.first == scalar; });
     };
-    // A loss of other data, or of other tokens of them, says nothing of those to come.
+    // A loss over other data, or over other tokens, cannot be compared with later losses.
     if (has("train.best.step") && (!s_.data || (there == data_text_ && !judges_otherwise(s_, loaded))))
       best_ = {loaded.scalar<std::int64_t>("train.best.step"), loaded.scalar<double>("train.best.held_out_loss")};
   }
 
-  /// The best of a run is the best of what this directory has, or there is none yet.
+  /// Forgets the best step if --checkpoint-dir does not have it.
   void forget_best_elsewhere() {
     if (best_.step < 0 || !saver_) return;
     bool here = false;
@@ -487,11 +488,11 @@ class saved_states {
   Model& model_;
   Optimizer& optimizer_;
   std::optional<plait::checkpoint_saver> saver_;
-  std::int64_t steps_before_ = 0, samples_before_ = 0;  ///< where it was resumed
+  std::int64_t steps_before_ = 0, samples_before_ = 0;  ///< at the resumed step
   std::int64_t data_begin_ = 0;
-  std::string tokenizer_ = s_.opt.tokenizer;  ///< or that of the steps before this run; empty: none is known
-  std::string data_text_ = s_.data_text;      ///< of its data
-  std::string rate_text_, options_text_;      ///< of the steps that were resumed
+  std::string tokenizer_ = s_.opt.tokenizer;  ///< or that of the resumed step; empty: unknown
+  std::string data_text_ = s_.data_text;      ///< describes the run's data
+  std::string rate_text_, options_text_;      ///< of the resumed step
   best_step best_;                            ///< of --keep-best
   std::int64_t newest_saved_ = -1;            ///< in --checkpoint-dir, at the beginning
 };
@@ -502,7 +503,7 @@ std::string name_of_device(const Device& device) {
   return {};
 }
 
-/// A Llama on one rank: the stages of the pipeline that are this rank's.
+/// The training of a Llama on one rank, with this rank's stages of the pipeline.
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
 class llama_run final : public model_run {
   using stage_type = typename model_of<Precision, Strategy, Device>::type;
@@ -546,7 +547,7 @@ class llama_run final : public model_run {
   plait::step_result step(std::int64_t index, bool with_communication) override {
     if (!step_) {
       step_.emplace(ctx_, model_, optimizer_, s_.opt.clip);
-      since_.begin();  // with what was loaded the ledger began anew
+      since_.begin();  // a load has reset the ledger
       if (asks_at_norm) step_->on_norm([&] { ask(); }, [&] { hear(); });
       repeated_.emplace(ctx_, *step_, s_, world_.root());
     }
@@ -597,7 +598,7 @@ class llama_run final : public model_run {
   }
 
   std::optional<double> evaluate() override {
-    if (judged_) return judged_;  // a step that is evaluated may be saved, or be the last
+    if (judged_) return judged_;  // a step may be evaluated for --eval-every, a save and the end
     model_.settle();              // the gathers after the update belong to the step
     const plait::ledger before = world_.stage().ledger();
     judged_ = held_out_loss(ctx_, model_, batches_, [&] { return stop_asked(); });
@@ -611,7 +612,7 @@ class llama_run final : public model_run {
   }
 
   std::int64_t resume() override {
-    if (!s_.opt.export_hf.empty()) {  // found now, and not when all steps are made
+    if (!s_.opt.export_hf.empty()) {  // so that an error is found before training
       const std::filesystem::path folder =
           std::filesystem::path(s_.opt.export_hf + "/").lexically_normal().parent_path();
       const std::string within = folder.parent_path().string();
@@ -676,11 +677,12 @@ class llama_run final : public model_run {
   std::string device_name() const override { return name_of_device(device_); }
 
  private:
-  /// On a GPU the host is far ahead of a step's norm, and a step may be replayed without it; gathers have a stream of
-  /// their own there, so that nothing asked after a step waits for them.
+  /// Whether ranks exchange requests during the norm. On a GPU they do not: the host is far ahead of the norm, and a
+  /// step may be replayed without the host. Gathers have their own stream there, so an exchange after a step does not
+  /// wait for them.
   static constexpr bool asks_at_norm = std::is_same_v<Device, plait::cpu>;
 
-  /// Starts to bring together what the ranks ask for; `hear` has the answers.
+  /// Starts the exchange of the ranks' requests. `hear` receives them.
   void ask() {
     mine_ = since_.since();
     exchange_.start({static_cast<double>(interrupted.load()), static_cast<double>(save_asked.load()),
@@ -695,7 +697,7 @@ class llama_run final : public model_run {
     since_.begin();
   }
 
-  /// A step whose actions, collectives and messages are remembered.
+  /// Runs a step and records its actions, collectives and messages.
   plait::step_result trace_step() {
     std::vector<plait::pipeline_event> events;
     world_.root().barrier();
@@ -719,12 +721,12 @@ class llama_run final : public model_run {
     return result;
   }
 
-  /// Whether the run was interrupted on any rank: an answer that all ranks share.
+  /// Returns whether the run was interrupted on any rank, equal on all ranks. Collective.
   bool stop_asked() { return all_reduce(interrupted.load(), plait::reduce_op::max) != 0; }
 
   const setup& s_;
   Device& device_;
-  std::shared_ptr<plait::recorder> heard_;  ///< what is communicated, if a step is to be traced
+  std::shared_ptr<plait::recorder> heard_;  ///< records communication if a step is traced
   plait::pipeline_world world_;
   plait::context<Device> ctx_;
   std::vector<plait::stage_layers> stages_;
@@ -733,12 +735,12 @@ class llama_run final : public model_run {
   saved_states<model_type, optimizer_type, Device> states_;
   rank_batches<tokens, Strategy, Device> batches_;
   request_exchange<Device> exchange_;
-  requests asked_;                                        ///< of the last step
-  plait::communication_clock since_;                      ///< the norm of the step before
-  std::vector<plait::axis_times> mine_;                   ///< of this rank, until then
-  std::vector<plait::axis_communication> communication_;  ///< of all, where it was brought together
+  requests asked_;                                        ///< of all ranks in the last step
+  plait::communication_clock since_;                      ///< counts from the norm of the step before
+  std::vector<plait::axis_times> mine_;                   ///< this rank's times up to the last norm
+  std::vector<plait::axis_communication> communication_;  ///< of all ranks, if they exchanged it
   bool with_communication_ = false;
-  std::optional<step_type> step_;  ///< from the first step on
+  std::optional<step_type> step_;  ///< made for the first step
   std::optional<repeated_step<step_type, Device>> repeated_;
   std::vector<plait::step_event> seen_;  ///< of the traced step
   std::int64_t counted_ = 0;

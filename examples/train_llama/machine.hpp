@@ -16,7 +16,7 @@
 
 namespace plait {
 
-/// The number types of a matrix product, as far as peaks differ.
+/// The number types of a matrix product for which peaks differ.
 enum class product_kind { f32, tf32, bf16 };
 
 constexpr const char* name_of(product_kind kind) {
@@ -27,11 +27,11 @@ constexpr const char* name_of(product_kind kind) {
 /// the figures they give "with sparsity".
 struct gpu_peak {
   std::string_view model;  ///< a word of the name that CUDA reports
-  std::string_view form;   ///< another word that it must have; empty: none
+  std::string_view form;   ///< another word that the name must have; empty: none
   double bf16 = 0, tf32 = 0, f32 = 0;
 };
 
-/// The more special form comes before the general one.
+/// Special forms of a model come before its general form.
 inline constexpr std::array<gpu_peak, 18> gpu_peaks{{
     {"A100", "", 312, 156, 19.5},
     {"A800", "", 312, 156, 19.5},
@@ -53,8 +53,8 @@ inline constexpr std::array<gpu_peak, 18> gpu_peaks{{
     {"B200", "", 2250, 1125, 75},
 }};
 
-/// The peak in TFLOP/s of the GPU that CUDA calls `name`, such as "NVIDIA H100 80GB HBM3"; 0 where it is not known. A
-/// part of a GPU ("MIG 1g.10gb") has no known peak.
+/// Returns the peak in TFLOP/s of the GPU that CUDA calls `name`, such as "NVIDIA H100 80GB HBM3"; 0 if it is not
+/// known. A part of a GPU ("MIG 1g.10gb") has no known peak.
 constexpr double known_peak_tflops(std::string_view name, product_kind kind) {
   const auto has = [name](std::string_view wanted) {
     for (std::size_t at = name.find(wanted); at != name.npos; at = name.find(wanted, at + 1)) {
@@ -71,8 +71,8 @@ constexpr double known_peak_tflops(std::string_view name, product_kind kind) {
   return 0;
 }
 
-/// Model flops utilisation (Chowdhery et al. 2022, PaLM, appendix B): the operations that the model needs in a second,
-/// over what all devices can do. Recomputed operations are not the model's. 0 where the peak is not known.
+/// Returns the model flops utilisation (Chowdhery et al. 2022, PaLM, appendix B): the model's operations in a second
+/// over the peak of all devices. Recomputed operations do not count. 0 if the peak is not known.
 constexpr double model_flops_utilisation(double tokens_per_second, double flops_per_token, double tflops_of_a_device,
                                          double devices) {
   const double peak = tflops_of_a_device * 1e12 * devices;
@@ -81,7 +81,7 @@ constexpr double model_flops_utilisation(double tokens_per_second, double flops_
 
 }  // namespace plait
 
-/// Returns the number behind `key` in a file of lines such as "MemFree: 12 kB"; nothing where the file lacks it.
+/// Returns the number after `key` in a file of lines such as "MemFree: 12 kB"; nothing if the file lacks it.
 inline std::optional<double> number_in(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -93,8 +93,8 @@ inline std::optional<double> number_in(const std::string& path, const std::strin
   return {};
 }
 
-/// Returns the bytes that the limit of one control group leaves: infinity where the folder names no limit. Pages of
-/// files do not count as used, as the kernel drops them first. `total` begins the names of version 1.
+/// Returns the bytes that the limit of one control group leaves; infinity if the folder has no limit. Cached pages of
+/// files do not count as used, because the kernel drops them first. `total` is the prefix of names in version 1.
 inline double left_by_group(const std::string& folder, const char* limit_file, const char* usage_file,
                             const std::string& total) {
   constexpr double unlimited = std::numeric_limits<double>::infinity();
@@ -106,9 +106,9 @@ inline double left_by_group(const std::string& folder, const char* limit_file, c
   return std::max(0.0, limit - std::max(0.0, used));
 }
 
-/// Returns the bytes of this host's memory that programs can still take, free swap included: what the kernel calls
-/// available, or less where a control group of this process, or one around it, has a limit. Nothing where the system
-/// does not say. `root` is the folder that holds proc and sys.
+/// Returns the bytes of host memory that programs can still take, including free swap. It is the kernel's "available"
+/// memory, or less if a control group of this process, or a parent group, has a limit. Returns nothing if the system
+/// has no such numbers. `root` is the folder that has proc and sys.
 inline std::optional<double> available_memory(const std::string& root = "") {
   const std::optional<double> available = number_in(root + "/proc/meminfo", "MemAvailable:");
   if (!available) return {};
@@ -120,7 +120,7 @@ inline std::optional<double> available_memory(const std::string& root = "") {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     if (!controllers.empty() && controllers != "memory") continue;
     const std::string top = root + (controllers.empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
-    // In a container the path may be that of the host; then the top is the container's own group.
+    // In a container the path may be that of the host. Then the top folder is the container's own group.
     for (std::filesystem::path path = line.substr(second + 1);; path = path.parent_path()) {
       const std::string folder = top + (path == "/" ? "" : path.string());
       left = std::min(left, controllers.empty()

@@ -37,26 +37,26 @@ make_run<plait::cpu> cpu_program(const options& opt) {
       opt, []<class Precision, class S>() -> make_run<plait::cpu> { return make_llama_run<Precision, S, plait::cpu>; });
 }
 
-/// Trains on a rank of the CPU.
+/// Trains on one rank on the CPU.
 std::string train_on_cpu(const setup& s, plait::any_communicator ranks) {
   plait::cpu device({.threads = s.opt.threads, .deterministic = static_cast<bool>(s.deterministic)});
   return train(s, *cpu_program(s.opt)(s, device, std::move(ranks)));
 }
 
-/// The options' setup, with all that may be refused of it before a device is looked at.
+/// Returns the setup of the options. Makes all checks that need no device.
 setup checked(const options& opt, std::int64_t ranks) {
   setup s = prepare(opt, opt.dry_run ? -1 : ranks);
   s.recompute = recompute_of(s);
   if (s.schedule.shape.ranks > 1 || s.mesh.extent(plait::axis_of<plait::cp>) > 1)
-    plan_of(s);  // what does not fit is said once
+    plan_of(s);  // throws once if the model does not fit
   return s;
 }
 
-/// The options with the fastest layout that this program runs; what it refuses of faster ones, it refuses here.
+/// Returns the options with the fastest layout that this program accepts. Throws if it accepts none.
 options with_plan(const options& opt, std::int64_t ranks) {
   std::string first;
   for (options& candidate : planned_options(opt, opt.dry_run ? -1 : ranks)) {
-    options trial = candidate;  // of the layout alone: files are looked at once, later
+    options trial = candidate;  // checks only the layout; files are checked once, later
     trial.dry_run = true;
     trial.data.clear(), trial.data_weights.clear();
     try {
@@ -69,7 +69,7 @@ options with_plan(const options& opt, std::int64_t ranks) {
   reject("--plan auto: no layout that fits can be trained with these options; of the fastest: {}", first);
 }
 
-/// Everything that is known before ranks start.
+/// Returns the checked setup, before ranks start.
 setup ready(const options& given, std::int64_t ranks) {
   if (!given.dry_run) check_built(given);
   const options opt = given.plan == "auto" ? with_plan(given, ranks) : given;
@@ -90,11 +90,11 @@ void on_interrupt(int signal) {
   if (!tells_of_signals) return;
   const int error = errno;
   constexpr std::string_view text = "train_llama: the run ends after this step; a second signal ends it at once\n";
-  if (::write(STDERR_FILENO, text.data(), text.size()) < 0) errno = error;  // then it is not told
+  if (::write(STDERR_FILENO, text.data(), text.size()) < 0) errno = error;  // a failed write is ignored
 }
 
-/// mpirun asks its processes to end by SIGTERM, when it is interrupted itself, and a terminal that closes by SIGHUP. A
-/// closed pipe and a limit of files' sizes are errors of the calls that meet them, and end no run by a signal.
+/// Installs signal handlers. An interrupted mpirun ends its processes by SIGTERM, and a closed terminal by SIGHUP. A
+/// closed pipe and a limit on file sizes must not end the run by a signal: the calls that meet them return errors.
 void watch_signals(const options& opt, bool speaks) {
   tells_of_signals = speaks;
   std::signal(SIGPIPE, SIG_IGN);
@@ -110,7 +110,7 @@ void complain(const char* why) {
   fmt::print(stderr, "train_llama: {}\n", why);
 }
 
-/// The exit code of a run that ended by itself, by a `problem` or by a signal.
+/// Returns the exit code of a run that ended normally, with a `problem` or by a signal.
 int finish(const std::string& problem, bool speaks) {
   if (!problem.empty()) {
     if (speaks) complain(problem.c_str());
@@ -126,14 +126,14 @@ int finish(const std::string& problem, bool speaks) {
   return interrupted ? 128 + interrupted : 0;
 }
 
-/// Prints the plan, or has `run` train, which returns its problem. Returns the exit code.
+/// Prints the plan, or calls `run`, which trains and returns its problem. Returns the exit code.
 template <class Run>
 int plan_or_train(const setup& s, bool speaks, Run&& run) {
   if (s.opt.dry_run) {
     std::string problem;
     try {
       if (speaks) print_plan(s, plan_of(s));
-    } catch (const std::exception& e) {  // the other processes end well, and wait for this one
+    } catch (const std::exception& e) {  // other processes end without an error, and wait for this one
       problem = e.what();
     }
     return finish(problem, speaks);
@@ -142,7 +142,7 @@ int plan_or_train(const setup& s, bool speaks, Run&& run) {
   return finish(run(), speaks);
 }
 
-/// How many processes of a launcher this is one of, as the first of the variables says that is set; 0: none is.
+/// Returns the number of processes that a launcher started, from the first variable that is set; 0: none is set.
 int processes_by(std::initializer_list<const char*> variables) {
   for (const char* name : variables)
     if (const char* size = std::getenv(name)) return std::atoi(size);
@@ -150,7 +150,8 @@ int processes_by(std::initializer_list<const char*> variables) {
 }
 int processes_of_mpirun() { return processes_by({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}); }
 
-/// Under a launcher, as many processes as it started would train alone and write the same files.
+/// Throws if a launcher started several processes with --backend threads: each would train alone, and all would write
+/// the same files.
 void refuse_lonely_processes(const options& opt) {
   const auto refuse = [](int processes, const char* launcher, const char* advice) {
     if (processes > 1)
@@ -166,7 +167,7 @@ void refuse_lonely_processes(const options& opt) {
   if (std::getenv("RANK")) refuse(processes_by({"WORLD_SIZE"}), "torchrun", "--device cuda --backend nccl");
 }
 
-/// Throws where what ranks of this process hold does not fit in the host's memory.
+/// Throws if the ranks of this process need more than the host's memory.
 void refuse_without_room(const setup& s, double bytes) {
   if (const std::string fault = host_memory_fault(s, bytes); !fault.empty()) plait::fail(fault);
 }
@@ -193,19 +194,19 @@ int train_threads(int argc, char** argv) {
 }
 
 #ifdef PLAIT_WITH_MPI
-/// Says once why ranks refuse the run, and returns whether any does. Collective.
+/// Prints once why ranks refuse the run, and returns whether any rank does. Collective.
 bool complained_once(plait::mpi::communicator& world, std::string why) {
   int speaker = why.empty() ? world.size() : world.rank(), refusing = why.empty() ? 0 : 1;
   world.all_reduce(&speaker, &speaker, 1, plait::dtype::i32, plait::reduce_op::min);
   world.all_reduce(&refusing, &refusing, 1, plait::dtype::i32, plait::reduce_op::sum);
   if (speaker == world.rank()) {
-    if (refusing < world.size()) why = fmt::format("rank {}: {}", speaker, why);  // others can do as they were told
+    if (refusing < world.size()) why = fmt::format("rank {}: {}", speaker, why);  // the other ranks accept the run
     complain(why.c_str());
   }
   return speaker < world.size();
 }
 
-/// The bytes that the ranks of this host hold together in its memory. Collective.
+/// Returns the bytes that the ranks of this host together need in its memory. Collective.
 double bytes_on_host(const least_bytes& mine) {
   double sum = mine.host;
   MPI_Comm host = MPI_COMM_NULL;
@@ -215,7 +216,8 @@ double bytes_on_host(const least_bytes& mine) {
   return sum;
 }
 
-/// Every process reads the options and the data for itself; what one of them refuses is said once, and all end.
+/// Trains as a process of MPI. Every process reads the options and the data itself. If one refuses them, its error is
+/// printed once, and all end.
 int train_mpi(int argc, char** argv) {
   keep_heap();
   const plait::mpi::environment environment(&argc, &argv);
@@ -236,7 +238,7 @@ int train_mpi(int argc, char** argv) {
   if (complained_once(world, why)) return 1;
   try {
     plait::any_communicator ranks(world);
-    std::vector<plait::setting> help;  // first, as who was asked for it has looked at nothing else
+    std::vector<plait::setting> help;  // compared first: a process with --help has read nothing else
     if (helped) help.push_back({"--help", ""});
     plait::require_agreement(ranks, help);
     plait::require_agreement(ranks, settings);
@@ -267,7 +269,8 @@ int train_mpi(int, char**) {
 }
 #endif
 
-/// Started by torchrun or srun, a process is a rank; started alone, all ranks are in it. (mpirun: `train_mpi`.)
+/// Trains with NCCL. A process that torchrun or srun started is one rank. A process that was started alone has all
+/// ranks. Under mpirun `train_mpi` runs instead.
 int train_nccl(int argc, char** argv) {
   const bool launched = std::getenv("RANK") || std::getenv("WORLD_SIZE") || std::getenv("SLURM_PROCID");
   const plait::nccl::launch_place place =
@@ -286,7 +289,7 @@ int train_nccl(int argc, char** argv) {
       launched ? start_launched(s, body) : start_on_all_gpus(s, body);
       return problem;
     });
-  } catch (const plait::disagreement& e) {  // all ranks know it
+  } catch (const plait::disagreement& e) {  // thrown on all ranks
     if (place.rank == 0) complain(e.what());
     return 1;
   } catch (const std::exception& e) {
@@ -295,7 +298,8 @@ int train_nccl(int argc, char** argv) {
   }
 }
 
-/// The last --backend of the command line, before it is parsed: what MPI is asked for must be known when errors are.
+/// Returns the last --backend of the command line before the command line is parsed: under MPI, errors of parsing are
+/// reported collectively.
 std::string_view backend(int argc, char** argv) {
   std::string_view found;
   for (int i = 1; i < argc; ++i) {
@@ -306,7 +310,7 @@ std::string_view backend(int argc, char** argv) {
   return found;
 }
 
-/// `train_llama report LOG PAGE`
+/// Runs `train_llama report LOG PAGE`.
 int report(int argc, char** argv) {
   if (argc != 4) plait::fail("report takes a log and the page to write: train_llama report LOG PAGE");
   plait::write_report(argv[2], argv[3], "LOG", "PAGE");

@@ -32,7 +32,7 @@
 
 namespace {
 
-/// Calls f(), whose errors begin with the name of the option without its hyphens.
+/// Calls f(), and puts hyphens before its errors: these begin with the name of an option without hyphens.
 template <class F>
 auto by_option(F&& f) {
   try {
@@ -54,7 +54,7 @@ plait::schedule parse_schedule(const options& opt, int ranks, int microbatches, 
 
 namespace {
 
-/// The words of a list.
+/// Returns the words of a list.
 std::vector<std::string> words_of(const std::string& text, char between) {
   std::vector<std::string> words;
   for (std::size_t at = 0; at <= text.size();) {
@@ -65,14 +65,14 @@ std::vector<std::string> words_of(const std::string& text, char between) {
   return words;
 }
 
-/// The number that all of a word is; nothing for another word.
+/// Returns the number that a word consists of; nothing if it is not a number.
 std::optional<double> number_of(const std::string& word) {
   char* rest = nullptr;
   const double number = std::strtod(word.c_str(), &rest);
   return word.empty() || *rest != '\0' ? std::nullopt : std::optional(number);
 }
 
-/// Reads --data-weights, of so many --data. Throws `plait::error` for what is no list of as many numbers.
+/// Reads --data-weights for `sources` --data. Throws `plait::error` if it is not a list of as many numbers.
 std::vector<double> parse_weights(const std::string& text, std::size_t sources) {
   std::vector<double> weights;
   if (text.empty()) return weights;
@@ -103,7 +103,7 @@ bool holds_out(const options& opt) { return opt.held_out != 0 || !opt.held_out_f
 /// Whether a number is whole, and from 1 to `most`.
 bool counts(const std::optional<double>& n, double most) { return n && *n >= 1 && *n <= most && *n == std::floor(*n); }
 
-/// Reads --deterministic. Throws `plait::error` for what is neither off nor one to three numbers.
+/// Reads --deterministic. Throws `plait::error` unless it is off or one to three numbers.
 plait::deterministic_leaves parse_deterministic(const std::string& text) {
   if (text == "off") return {};
   std::vector<std::int64_t> leaves;
@@ -117,7 +117,7 @@ plait::deterministic_leaves parse_deterministic(const std::string& text) {
   return {leaves[0], leaves.size() > 1 ? leaves[1] : leaves[0], leaves.size() > 2 ? leaves[2] : 1};
 }
 
-/// Of --check. Throws for anything else than what its help says.
+/// Reads --check. Throws `plait::error` for values that its help does not have.
 plait::value_check parse_check(const std::string& text) {
   const auto refuse = [&] {
     reject(
@@ -150,7 +150,7 @@ plait::value_check parse_check(const std::string& text) {
       text);
 }
 
-/// A whole number, 1 or more, and what follows it.
+/// Reads a whole number, 1 or more, from the beginning of `rest`.
 std::int64_t number(const std::string& text, std::string_view& rest) {
   std::int64_t value = 0;
   const auto [end, problem] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
@@ -188,31 +188,31 @@ recompute_request parse_recompute(const std::string& text) {
 
 namespace {
 
-/// Refuses a whole number that is not from `least` to `most`.
+/// Throws unless a whole number is from `least` to `most`.
 template <std::integral T>
 void within(const char* flag, T value, T least, T most) {
   if (value < least) reject("{} is {}; at least {} is legal", flag, value, least);
   if (value > most) reject("{} is {}; at most {} is legal", flag, value, most);
 }
-/// Refuses a number that is not at least `low` and below `below`.
+/// Throws unless a number is at least `low` and below `below`.
 void in_range(const char* flag, double value, double low, double below) {
   if (!(value >= low && value < below)) reject("{} is {}; legal is at least {} and below {}", flag, value, low, below);
 }
 
-/// The value of an option, as text.
+/// Returns the value of an option as text.
 std::string value_of(const options& opt, std::string_view name) {
   const auto found =
       std::find_if(opt.by_name.begin(), opt.by_name.end(), [&](const auto& one) { return one.first == name; });
   return found == opt.by_name.end() ? "" : found->second;
 }
 
-/// What makes a command line illegal, and the error: in it, {--option} stands for that option's value.
+/// A condition that makes a command line illegal, and its error text. In the text, {--option} is that option's value.
 struct rule {
   bool broken;
   std::string_view text;
 };
 
-/// Throws the error of the first rule that is broken.
+/// Throws the error of the first broken rule.
 void check_rules(const options& opt, std::initializer_list<rule> rules) {
   for (const rule& r : rules) {
     if (!r.broken) continue;
@@ -227,7 +227,7 @@ void check_rules(const options& opt, std::initializer_list<rule> rules) {
   }
 }
 
-/// What is read, and what goes on from it.
+/// Checks options that name inputs, and options that need them.
 void check_inputs(const options& opt) {
   const bool blank_mesh = opt.mesh.find_first_not_of(' ') == std::string::npos;
   check_rules(
@@ -252,7 +252,7 @@ void check_inputs(const options& opt) {
         "--eval-every {--eval-every} needs --held-out, which says what the model is evaluated on"}});
 }
 
-/// Options of a run that trains, which a command has no use for.
+/// Refuses options for training if there is a command, which does not train.
 void check_command(const options& opt) {
   if (opt.command.empty()) return;
   for (const char* flag : {"--log", "--plot", "--trace", "--timeline", "--export-hf", "--checkpoint-dir", "--resume",
@@ -264,10 +264,10 @@ void check_command(const options& opt) {
                      "evaluate needs --held-out, which names a file, or a fraction of --data"}});
 }
 
-/// Refuses what is for a pipeline where there is none. A file may order the passes of one rank as its author likes.
+/// Refuses options for a pipeline if there is none. But a schedule from a file may order the passes of one rank.
 void check_pipeline(const options& opt) {
   if (opt.schedule.ends_with(".csv") || parse_mesh(opt).extent(plait::axis_of<plait::pp>) > 1) return;
-  static_cast<void>(parse_schedule(opt, 1, 4));  // whether there is one of that name
+  static_cast<void>(parse_schedule(opt, 1, 4));  // throws if no schedule has this name
   check_rules(opt, {{opt.schedule != "1f1b",
                      "--schedule {--schedule} orders the stages of a pipeline, and with pp=1 there is none; legal are "
                      "1f1b, and more ranks along pp"},
@@ -276,7 +276,7 @@ void check_pipeline(const options& opt) {
                      "leave it out"}});
 }
 
-/// How the model, its data and its parameters are cut.
+/// Checks how the model, its data and its parameters are cut.
 void check_layout(const options& opt) {
   const bool replicated = opt.data_parallel == "replicated", gathered = opt.data_parallel != "zero3";
   const bool level_is_planned = opt.plan == "auto" && !opt.given("--data-parallel");
@@ -297,7 +297,7 @@ void check_layout(const options& opt) {
   if (opt.plan != "auto" && (opt.given("--split") || opt.given("--schedule"))) check_pipeline(opt);
 }
 
-/// Number types, and the order of sums.
+/// Checks number types, and the order of sums.
 void check_numerics(const options& opt) {
   const bool bf16_gradients = has_bf16_gradients(opt), alone = opt.precision == "bf16-no-masters";
   check_rules(opt,
@@ -331,7 +331,7 @@ void check_numerics(const options& opt) {
   only("--lora", opt.lora == 0, "0");
 }
 
-/// Adapters, and the weights that they adapt.
+/// Checks options of adapters, and that there are weights to adapt.
 void check_lora(const options& opt) {
   const bool adapts = opt.lora > 0, resumes = opt.resume != "none" && opt.resume != "auto";
   if (adapts) in_range("--lora-alpha", opt.lora_alpha, 1e-6, 1e6);
@@ -344,7 +344,7 @@ void check_lora(const options& opt) {
         "--init-from, or a step that has adapters by --resume"}});
 }
 
-/// Steps, and what is written and sampled of them.
+/// Checks the steps, and options of outputs and sampling.
 void check_steps(const options& opt) {
   if (opt.warmup != -1) within<std::int64_t>("--warmup", opt.warmup, 0, opt.steps);
   const bool no_text = opt.sample == 0;
@@ -362,7 +362,7 @@ void check_steps(const options& opt) {
              "--temperature is for the text that is sampled at the end, and --sample 0 samples none"}});
 }
 
-/// How weights are updated.
+/// Checks options of the optimizer.
 void check_training(const options& opt) {
   const bool muon = opt.optimizer == "muon", int8 = opt.moments == "int8";
   check_rules(
@@ -436,8 +436,8 @@ void check_gpu(const options& opt) {
         "--threads is {--threads}, but with --device cuda no product runs on the CPU; leave it out"}});
 }
 
-/// Refuses what is illegal of a command line whatever files and ranks there are: options that go with others alone.
-/// Throws `plait::error` whose text names the option and what is legal.
+/// Refuses options that do not fit together, without a look at files and ranks. Throws `plait::error` with a text that
+/// names the option and its legal values.
 void check_options(const options& opt) {
   check_inputs(opt);
   check_command(opt);
@@ -451,11 +451,11 @@ void check_options(const options& opt) {
   check_training(opt);
   check_saving(opt);
   opt.device == "cuda" ? check_gpu(opt) : check_cpu(opt);
-  with_types(opt, []<class, class>() {});  // whether this program is built for them
+  with_types(opt, []<class, class>() {});  // throws if this program is not built for them
 }
 
-/// The command line without its first word, and without the values of any --data but the last: as with every other
-/// option, the last counts.
+/// Returns the command line without its first word, and without all --data but the last: as for every other option,
+/// only the last counts.
 std::vector<std::string> last_data(int argc, char** argv) {
   const auto is_data = [](const std::string& word) { return word == "--data" || word.starts_with("--data="); };
   std::vector<std::string> words;
@@ -471,7 +471,7 @@ std::vector<std::string> last_data(int argc, char** argv) {
   return words;
 }
 
-/// The words with a command, generate or evaluate, as the options that it stands for.
+/// Replaces a command, generate or evaluate, by the options that it means.
 std::vector<std::string> without_command(std::vector<std::string> words, options& opt) {
   if (words.empty() || (words[0] != "generate" && words[0] != "evaluate")) return words;
   opt.command = words[0];
@@ -485,8 +485,8 @@ std::vector<std::string> without_command(std::vector<std::string> words, options
   return words;
 }
 
-/// The options of a parsed command line by name: numbers in their shortest form, so that 1e-3 is 0.001, no text as '',
-/// and of switches those that are on.
+/// Returns the options of a parsed command line by name. Numbers are in their shortest form (1e-3 is 0.001), an empty
+/// text is '', and only switches that are on are listed.
 std::vector<std::pair<std::string, std::string>> named_values(const CLI::App& app) {
   std::vector<std::pair<std::string, std::string>> all;
   for (const CLI::Option* o : app.get_options()) {
@@ -505,7 +505,7 @@ std::vector<std::pair<std::string, std::string>> named_values(const CLI::App& ap
   return all;
 }
 
-/// The options of a command line, in groups, with the words and paths that are legal.
+/// The options of a command line in groups, with checks of their values.
 class option_list {
  public:
   explicit option_list(CLI::App& app) : app_(app) {
@@ -537,7 +537,7 @@ class option_list {
         reject("{} '{}' is unknown; legal are {}", flag, value, fmt::join(words, ", "));
     });
   }
-  /// An option that names `what`. Empty is what a shell makes of a variable that is not set.
+  /// An option that names `what`. It must not be empty, as it is if a shell variable is not set.
   void path(const char* flag, std::string& value, const char* what, const std::string& help) {
     const CLI::Option* const option = add(flag, value, help);
     checks_.push_back([=, &value] {
@@ -852,7 +852,7 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
       app.add_option("--write-config", written, "write the given options to a file, and stop")->configurable(false);
   const std::vector<std::string> words = without_command(last_data(argc, argv), opt);
   try {
-    std::vector<std::string> reversed(words.rbegin(), words.rend());  // the order in which CLI11 takes them
+    std::vector<std::string> reversed(words.rbegin(), words.rend());  // CLI11 takes them in reverse order
     app.parse(reversed);
     check_whole_numbers(app);
   } catch (const CLI::CallForVersion& version) {

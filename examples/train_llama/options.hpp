@@ -1,4 +1,4 @@
-// The options of the trainer, and what all ranks know of a run before it starts.
+// The options of the trainer, and the setup of a run, which all ranks share.
 #pragma once
 
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ class tokenizer;
 }  // namespace plait
 struct prediction;
 
-/// Throws `plait::error` with a text of fmt.
+/// Throws `plait::error` with a text that fmt formats.
 template <class... Args>
 [[noreturn]] void reject(fmt::format_string<Args...> text, Args&&... args) {
   plait::fail(fmt::format(text, std::forward<Args>(args)...));
@@ -46,11 +46,11 @@ template <class... Args>
 using user_mesh = plait::mesh<plait::axis<plait::dp>, plait::axis<plait::pp>, plait::axis<plait::ep>,
                               plait::axis<plait::cp>, plait::axis<plait::tp>>;
 
-/// What the command line says, checked as far as that is possible without ranks.
+/// The values of the command line, checked as far as possible without ranks.
 struct options {
   std::string command;  ///< generate or evaluate; empty: the program trains
   std::string mesh = "dp=1,pp=1,cp=1,tp=1";
-  bool mixture = false;  ///< whether the model has experts, as `prepare` finds
+  bool mixture = false;  ///< whether the model has experts; set by `prepare`
   std::string device = "cpu";
   std::string backend = "threads";
   double deadline = 600;  ///< seconds; 0: none
@@ -58,8 +58,8 @@ struct options {
   std::string init_from;  ///< a model directory, a saved step or a folder of them; empty: random weights
   std::string export_hf;  ///< a model directory of Hugging Face; empty: none
   std::string weights_order = "hugging-face", export_order = "hugging-face";
-  std::int64_t lora = 0;   ///< rank of the adapters of all linears of the blocks; 0: none
-  double lora_alpha = -1;  ///< the adapters' product counts by alpha / rank; -1, until it is parsed: twice the rank
+  std::int64_t lora = 0;   ///< rank of the adapters of the blocks' linears; 0: none
+  double lora_alpha = -1;  ///< the adapters' product is scaled by alpha / rank; -1 before parsing: twice the rank
   std::string lora_linears = "all";  ///< which have adapters
   std::string attention_mask = "model";
   std::string strategy = "sp";
@@ -76,11 +76,11 @@ struct options {
   std::string split = "flops";
   std::vector<std::string> data;
   std::string data_format = "auto";
-  std::string tokenizer;  ///< a tokenizer.json or its directory; of a `setup`, the file that is known of the model
+  std::string tokenizer;  ///< a tokenizer.json or its directory; in a `setup`, the file of the model, if known
   std::string data_weights_text;
   std::vector<double> data_weights;   ///< one for each of `data`; empty: they are one stream
   std::string documents = "joined";   ///< or apart
-  std::int64_t end_of_document = -1;  ///< a token; -1: as the files' index says
+  std::int64_t end_of_document = -1;  ///< a token; -1: documents end as the files' index says
   std::string on_new_data = "stop", on_new_schedule = "stop";
   std::int64_t steps = 100;
   std::int64_t seq = 128;
@@ -115,39 +115,39 @@ struct options {
   std::string held_out_text = "0";
   double held_out = 0;          ///< the fraction of `data` that --held-out keeps
   std::string held_out_file;    ///< or the file that it names; empty: none
-  std::int64_t eval_every = 0;  ///< steps from one evaluation to the next; 0: at the end alone
+  std::int64_t eval_every = 0;  ///< steps from one evaluation to the next; 0: only at the end
   int threads = 1;
   bool tf32 = false;
   std::string graph = "auto";
   std::string attention_kernel = "auto";
   std::string attention_sums = "fixed";
-  double peak_tflops = 0;  ///< 0: what is known of the device
+  double peak_tflops = 0;  ///< 0: the known peak of the device
   std::string log, plot, report, trace, timeline;
   std::int64_t log_hashes = 0;  ///< steps from one hash of the parameters to the next; 0: none
   bool log_gradient_hashes = false;
   std::string checkpoint_dir;   ///< empty: nothing is saved
-  std::int64_t save_every = 0;  ///< steps; 0: at the end alone
+  std::int64_t save_every = 0;  ///< steps; 0: only at the end
   std::int64_t keep = 3, keep_every = 0;
   std::string keep_best = "none";
   std::string checkpoint_io = "auto";
   std::string checkpoint_staging = "pinned";
   std::string resume = "none";
   std::string products;       ///< the file of measured products; empty: nothing is measured
-  std::int64_t sample = 200;  ///< unless it is given, for data that are bytes alone
+  std::int64_t sample = 200;  ///< the default applies only if tokens are bytes
   double temperature = 0.8;
   std::string prompt = "And ";
   bool dry_run = false;
-  double memory_share = 1;     ///< of the available memory, which a run may need at most
-  std::string cluster;         ///< hardware, or hardware:ranks, of which steps are predicted; empty: none are
-  std::string plan = "given";  ///< or auto: what of the layout is not given is chosen
-  std::vector<std::string> given_options;  ///< by the command line or --config, whatever their values
+  double memory_share = 1;                 ///< the largest share of the available memory that a run may need
+  std::string cluster;                     ///< hardware, or hardware:ranks, for predictions; empty: none
+  std::string plan = "given";              ///< or auto: the parts of the layout that are not given are chosen
+  std::vector<std::string> given_options;  ///< names of options on the command line or in --config
 
   bool given(std::string_view option) const {
     return std::find(given_options.begin(), given_options.end(), option) != given_options.end();
   }
 
-  /// All options, as text by name, however they were given, and switches that are on: what ranks in other processes
-  /// compare (record.cpp).
+  /// The values of all options as text, by name, and the switches that are on. Ranks of several processes compare them
+  /// (record.cpp).
   std::vector<std::pair<std::string, std::string>> by_name;
 };
 
@@ -162,44 +162,44 @@ inline std::string precision_text(const options& opt) {
   return opt.precision + (has_bf16_gradients(opt) ? ", gradients in bf16" : "");
 }
 
-/// What all ranks share: the options, and what they name.
+/// The setup of a run, which all ranks share: the options, and the objects that they name.
 struct setup {
   options opt;
   plait::llama_config config{};
   plait::mesh_shape mesh{};  ///< of dp, pp, cp, tp and tp_rep
   plait::schedule schedule{};
-  std::vector<plait::stage_layers> stages{};  ///< by counted costs, or even
+  std::vector<plait::stage_layers> stages{};  ///< split by counted costs, or evenly
   plait::pipeline_options parallel{};
   plait::chosen_policy context = plait::chosen_policy::ring;
   bool zigzag = true;
   std::int64_t microbatches = 1;
   std::int64_t sequences = 1;            ///< in a microbatch over the whole mesh
-  std::optional<plait::sampler> data{};  ///< nothing where no step is made
+  std::optional<plait::sampler> data{};  ///< nothing if the run makes no step
   plait::lr_schedule rate;
   double entropy = 0;              ///< unigram entropy of the data, nats; 0 if not known
   bool bytes = false;              ///< whether a token of the data is a byte
-  std::string data_text{};         ///< what a place in the data depends on, in words, where steps are saved or resumed
-  std::string rate_text{};         ///< what the learning rate of a step depends on, in words
+  std::string data_text{};         ///< describes all that a place in the data depends on, if steps are saved or resumed
+  std::string rate_text{};         ///< describes all that the learning rate of a step depends on
   std::int64_t devices = 1;        ///< GPUs, or on the CPU processes, that the ranks run on
   bool cudnn = false;              ///< whether attention may be cuDNN's
   bool as_graph = false;           ///< whether steps are replayed as a CUDA graph
-  std::string products{};          ///< what the file of --products says; empty: there is none yet
-  std::size_t expected_bytes = 0;  ///< what the plan says a rank will hold
+  std::string products{};          ///< the content of the file of --products; empty: there is none yet
+  std::size_t expected_bytes = 0;  ///< the bytes of a rank by the plan
   plait::layer_recompute recompute{};
-  plait::deterministic_leaves deterministic{};              ///< what --deterministic says
-  std::shared_ptr<const plait::model_directory> weights{};  ///< of --init-from, open; null: others
-  std::string first_step{};   ///< the saved step that --init-from names, or the newest of those in it; empty: none
-  std::string passed_over{};  ///< newer ones there that are not whole, and why
-  std::shared_ptr<const plait::tokenizer> tokenizer{};  ///< null: nothing is text, or its tokens are bytes
-  std::vector<std::int64_t> end_tokens{};               ///< those that end a text that `generate` prints
-  std::shared_ptr<const prediction> predicted{};        ///< what the planner says of --cluster; null: it was not asked
-  std::optional<plait::sampler> held_out{};  ///< the file that --held-out names; nothing where it is a fraction
+  plait::deterministic_leaves deterministic{};              ///< of --deterministic
+  std::shared_ptr<const plait::model_directory> weights{};  ///< the open directory of --init-from; null: it names none
+  std::string first_step{};   ///< the saved step that --init-from names, or the newest in its folder; empty: none
+  std::string passed_over{};  ///< newer steps there that are not whole, and why
+  std::shared_ptr<const plait::tokenizer> tokenizer{};  ///< null: there is no text, or its tokens are bytes
+  std::vector<std::int64_t> end_tokens{};               ///< tokens that end a text of `generate`
+  std::shared_ptr<const prediction> predicted{};        ///< of the planner, for --cluster; null: without --cluster
+  std::optional<plait::sampler> held_out{};             ///< the file that --held-out names; nothing if it is a fraction
 
-  /// The model directory or config.json whose keys and tokenizer an exported model gets; empty: there is none.
+  /// Returns the model directory or config.json whose keys and tokenizer an exported model gets; empty: none.
   std::string exported_like() const {
     return weights ? opt.init_from : plait::find_llama_preset(opt.model) ? "" : opt.model;
   }
-  /// What is held out of training; null: nothing.
+  /// The held-out data; null: none.
   const plait::sampler* judged() const {
     if (held_out) return &*held_out;
     return data && data->held_out_samples() > 0 ? &*data : nullptr;
@@ -208,8 +208,8 @@ struct setup {
   bool begins_from_weights() const { return weights != nullptr || !first_step.empty(); }
 };
 
-/// Parses and checks the command line. Exits through `plait::error` whose text names the flag, or returns false for
-/// --help, which it prints if this process `speaks`.
+/// Parses and checks the command line. Throws `plait::error` with a text that names the option. Returns false for
+/// --help, and prints the help if this process `speaks`.
 bool parse(int argc, char** argv, options& opt, bool speaks = true);
 
 /// The values of --data-parallel, by the level that they name.
@@ -221,27 +221,27 @@ inline plait::zero_level level_of(const options& opt) {
 /// Returns whether attention stays within documents.
 inline bool keeps_documents_apart(const options& opt) { return opt.documents == "apart"; }
 
-/// Whether what optimizers alone use lies in the host's memory.
+/// Whether the optimizer's state is in host memory.
 inline bool offloads_optimizer(const options& opt) { return opt.offload == "optimizer" || opt.offload == "both"; }
-/// Whether activations lie there between the passes that make and use them.
+/// Whether activations are in host memory between the passes that make and use them.
 inline bool offloads_activations(const options& opt) { return opt.offload == "activations" || opt.offload == "both"; }
 
-/// Which step --trace and --timeline show of a run that goes on after `resumed` steps: one that is warmed up, where
-/// there is one.
+/// Returns the step that --trace and --timeline show in a run that continues after `resumed` steps: not one of the
+/// first steps, if there are others.
 inline std::int64_t traced_step(const options& opt, std::int64_t resumed) {
   return std::max(resumed, std::min(resumed + 2, opt.steps - 1));
 }
 
-/// Reads the model's configuration and the data, and checks that everything divides. `ranks` < 0: as many as the mesh
-/// has.
+/// Reads the model's configuration and the data, and checks that sizes are divisible. `ranks` < 0: the ranks of the
+/// mesh.
 setup prepare(const options& opt, std::int64_t ranks);
 
-/// Returns the tokens of --prompt: of the tokenizer, with those that begin a text, or bytes.
+/// Returns the tokens of --prompt: those of the tokenizer, after the tokens that begin a text, or bytes.
 std::vector<std::int64_t> prompt_tokens(const setup& s);
 /// Returns tokens as text for a terminal, without those that begin a text.
 std::string text_of(const setup& s, std::span<const std::int64_t> tokens);
 
-/// Calls `f.operator()<S>()` with the strategy S that --strategy and the model name: the one place that reads it.
+/// Calls `f.operator()<S>()` with the strategy S of --strategy and the model. No other function reads --strategy.
 template <class F>
 auto with_strategy(const options& opt, F&& f) {
   if (opt.mixture) return f.template operator()<plait::megatron_experts>();
@@ -249,8 +249,7 @@ auto with_strategy(const options& opt, F&& f) {
                               : f.template operator()<plait::megatron_tp>();
 }
 
-/// Whether this program is built for a precision: for all of them, unless CMake's option PLAIT_TRAINER_PRECISIONS says
-/// for which types.
+/// Whether this program is built for a precision: for all, unless CMake's option PLAIT_TRAINER_PRECISIONS lists some.
 template <class Precision>
 constexpr bool is_built() {
 #ifdef PLAIT_TRAINER_PRECISIONS
@@ -262,7 +261,7 @@ constexpr bool is_built() {
 #endif
 }
 
-/// Calls `f.operator()<Precision, S>()`, which is there where the program is built for it. Throws `error` where not.
+/// Calls `f.operator()<Precision, S>()` if the program is built for these types. Throws `error` otherwise.
 template <class Precision, class S, class F>
 auto if_built(const options& opt, F& f) -> decltype(f.template operator()<Precision, S>()) {
   if constexpr (is_built<Precision>()) {
@@ -275,8 +274,8 @@ auto if_built(const options& opt, F& f) -> decltype(f.template operator()<Precis
   }
 }
 
-/// Calls `f.operator()<Precision, S>()` with what --precision, --gradients and --strategy name. options.cpp
-/// refuses what it does not have: every instantiation takes its time to compile.
+/// Calls `f.operator()<Precision, S>()` with the types that --precision, --gradients and --strategy name. options.cpp
+/// refuses other combinations, because every instantiation takes long to compile.
 template <class F>
 auto with_types(const options& opt, F&& f) {
   using plait::megatron_sp;
@@ -292,20 +291,20 @@ auto with_types(const options& opt, F&& f) {
   });
 }
 
-/// What --recompute says: modes, or a budget of bytes that a rank's layers may keep.
+/// The value of --recompute: modes, or a budget of bytes that a rank's layers may keep.
 struct recompute_request {
   plait::layer_recompute modes;
   std::optional<std::int64_t> every, budget;
 };
 
-/// Reads none, selective, full, every:K or budget:SIZE, as in budget:512M. Throws for others.
+/// Reads none, selective, full, every:K or budget:SIZE, as in budget:512M. Throws for other texts.
 recompute_request parse_recompute(const std::string& text);
 
-/// The modes of all layers: those that were asked for, or the cheapest that fit the budget on every rank of the
-/// pipeline, by dry runs. Throws where a budget cannot be met, with the least that can.
+/// Returns the modes of all layers: the given ones, or the cheapest that fit the budget on every rank of the pipeline,
+/// found by dry runs. If a budget cannot be met, throws an error with the least that can.
 plait::layer_recompute recompute_of(const setup& s);
 
-/// Reads --mesh. `ranks` < 0: as many as the mesh has. Throws `plait::error` as `plait::parse_mesh`.
+/// Reads --mesh. `ranks` < 0: the ranks of the mesh. Throws `plait::error` as `plait::parse_mesh`.
 plait::mesh_shape parse_mesh(const options& opt, std::int64_t ranks = -1);
 /// Reads --schedule. Throws `plait::error` as `plait::parse_schedule`.
 plait::schedule parse_schedule(const options& opt, int ranks, int microbatches,
@@ -320,14 +319,14 @@ struct saved_adapters {
   bool operator==(const saved_adapters&) const = default;
 };
 
-/// A model's shape, and what --init-from names.
+/// A model's shape, and the weights that --init-from names.
 struct opened_model {
   plait::llama_config config;
-  std::shared_ptr<const plait::model_directory> weights{};  ///< null: it names none
-  std::string first_step{}, passed_over{};                  ///< as those of `setup`
-  std::string data{};                                       ///< what that run says of its data
-  std::string tokenizer{};                                  ///< the file that it had; empty: none
-  std::int64_t seq = 0;                                     ///< its --seq; 0: it is not known
+  std::shared_ptr<const plait::model_directory> weights{};  ///< null: --init-from names no directory
+  std::string first_step{}, passed_over{};                  ///< as in `setup`
+  std::string data{};                                       ///< description of the data of that step's run
+  std::string tokenizer{};                                  ///< the file that run had; empty: none
+  std::int64_t seq = 0;                                     ///< --seq of that run; 0: unknown
   saved_adapters adapters{};
 };
 opened_model open_model(const options& opt);

@@ -88,7 +88,7 @@ plait::layer_recompute recompute_of(const setup& s) {
 }
 
 std::string order_text(const setup& s) {
-  constexpr std::int64_t most = 64;  // ranks, each of which takes as long as a step takes on the host
+  constexpr std::int64_t most = 64;  // ranks; each takes as long as a step on the host
   if (s.mesh.size() == 1) return {};
   if (s.mesh.size() > most)
     return fmt::format("order of collectives: not followed over {} ranks, only up to {}\n", s.mesh.size(), most);
@@ -101,7 +101,7 @@ std::string order_text(const setup& s) {
 
 namespace {
 
-/// What is sure to be held: a run that is resumed may have made all of its steps.
+/// Returns the bytes that are surely needed. A resumed run may have made all of its steps.
 least_bytes least_of(const setup& s, const run_plan& plan) {
   double bytes = plan.weights;
   if (s.opt.steps > 0) bytes += plan.optimizer;
@@ -142,12 +142,12 @@ std::string host_memory_fault(const setup& s, double bytes) {
   return available ? memory_fault(s, bytes, *available, "this host's memory") : "";
 }
 
-/// What the planner says of a run's step on --cluster.
+/// The planner's prediction of a run's step on --cluster.
 struct prediction {
   plait::planner::hardware machine;
   plait::planner::training_job job;
   std::optional<plait::planner::layout_price> price{};
-  std::string unpriced{};  ///< why there is no price
+  std::string unpriced{};  ///< why there is no prediction
 };
 
 namespace {
@@ -156,7 +156,7 @@ namespace pp = plait::planner;
 
 constexpr std::size_t most_tried = 2000;
 
-/// What of the options has no price, with the flag; empty: all has one.
+/// Returns a text with the first option that the planner cannot predict; empty: none.
 std::string why_unpriced(const options& opt) {
   const auto no = [](const char* flag, const std::string& value, const char* legal) {
     return fmt::format("{} {} is not priced; priced are {}", flag, value, legal);
@@ -173,7 +173,7 @@ std::string why_unpriced(const options& opt) {
   try {
     pp::training_layout l;
     pp::set_layout_key(l, "schedule", opt.schedule, "");
-    // Here it is searched with all the memory that there is.
+    // The trainer searches this schedule with all available memory, and the planner cannot.
     if (l.schedule == pp::schedule_kind::automatic) plait::fail("automatic");
   } catch (const plait::error&) {
     return no("--schedule", opt.schedule, "gpipe, 1f1b, interleaved:V, zb_h1, zb_h2 and zb_v");
@@ -181,7 +181,7 @@ std::string why_unpriced(const options& opt) {
   return {};
 }
 
-/// The facts about this program that its options change.
+/// Returns the planner's description of this program under its options.
 pp::software program_of(const options& opt) {
   pp::software program;
   pp::set_products(program, in_bf16(opt) ? pp::number_kind::bf16 : pp::number_kind::f32);
@@ -212,7 +212,7 @@ void check_machine(const pp::hardware& machine, const pp::training_job& job, con
            pp::name_of(job.program.products));
 }
 
-/// What the options fix of a layout; extents are set elsewhere.
+/// Returns a layout with the parts that the options give. Its extents are set elsewhere.
 pp::training_layout given_layout(const options& opt) {
   pp::training_layout l;
   l.microbatch = opt.micro_batch;
@@ -229,7 +229,7 @@ pp::training_layout given_layout(const options& opt) {
 pp::search_options search_of(const options& opt) {
   const pp::training_layout given = given_layout(opt);
   pp::search_options search;
-  search.orders = pp::axis_orders::pipeline_inside;  // as the trainer's meshes lie
+  search.orders = pp::axis_orders::pipeline_inside;  // the order of the trainer's meshes
   search.sequence_parallel = given.sequence_parallel;
   search.context = {given.context};
   search.most = most_tried;
@@ -248,13 +248,13 @@ pp::search_options search_of(const options& opt) {
   if (opt.given("--replicate-over")) search.replicate = {given.replicate};
   if (opt.given("--offload") || opt.device != "cuda")
     search.offload = {{given.offload_activations, given.offload_optimizer}};
-  const bool whole = opt.moments == "int8" && opt.shard == "even";  // a scale's block may not be cut
+  const bool whole = opt.moments == "int8" && opt.shard == "even";  // a block with one scale may not be cut
   if (opt.given("--data-parallel")) search.zero = {given.zero};
   if (!opt.given("--data-parallel") && whole) search.zero = {plait::zero_level::replicated};
   return search;
 }
 
-/// How many ranks --plan auto lays out.
+/// Returns the number of ranks for --plan auto.
 std::int64_t ranks_to_plan(const options& opt, const pp::cluster& on, std::int64_t ranks) {
   const std::int64_t named = on.accelerators;
   if (ranks > 0 && named > 0 && ranks != named)
@@ -296,7 +296,7 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
     options& o = out.emplace_back(opt);
     o.mesh = fmt::format("dp={},pp={}{},cp={},tp={}", l.dp / l.ep, l.pp, l.ep > 1 ? fmt::format(",ep={}", l.ep) : "",
                          l.cp, l.tp);
-    // What was given for a pipeline holds where the plan has one.
+    // Options for a pipeline apply only if the plan has one.
     o.schedule = pp::schedule_text(l);
     o.data_parallel = level_names[static_cast<int>(l.zero)];
     o.replicate_over = pp::replicate_text(l);
@@ -379,7 +379,7 @@ std::string beside_measured(const prediction& p, double step_seconds, double pea
 
 namespace {
 
-/// What is cut over which axes, as a line; empty where there is one data rank.
+/// Returns a line on what data parallelism cuts over which axes; empty for one data rank.
 std::string data_parallel_text(const setup& s) {
   const auto over = [&](const plait::axis_list& axes) {
     std::string names;
@@ -400,7 +400,7 @@ std::string data_parallel_text(const setup& s) {
   return text + (how.parallel.overlap ? "" : ", reduced after the last pass") + "\n";
 }
 
-/// Into how many pieces linears cut what they send, as a line; empty where they cut nothing.
+/// Returns a line on the chunks in which linears send; empty if they use none.
 std::string tensor_overlap_text(const options& opt) {
   if (opt.tensor_overlap == 1) return {};
   return fmt::format("tensor parallel: linears gather and reduce in {} chunks, beside their products\n",
@@ -410,7 +410,7 @@ std::string tensor_overlap_text(const options& opt) {
 }  // namespace
 
 void print_plan(const setup& s, const run_plan& plan) {
-  const std::string saved = planned_state_text(s, plan);  // what does not fit is said before all else
+  const std::string saved = planned_state_text(s, plan);  // errors come before any output
   if (s.opt.plan == "auto") say("{}", plan_text(s));
   say("model: {} parameters\n{}mesh: {}, {}\n{}{}step: {} of {} of {} tokens, {}\n{}\n",
       plait::parameter_count(s.config), adapters_text(s), counted(s.mesh.size(), "rank"), mesh_text(s.mesh),

@@ -1,4 +1,4 @@
-// What is known of a run before it starts: layouts, traffic, memory, recomputation, and the predicted time.
+// The plan of a run before it starts: layouts, traffic, memory, recomputation, and the predicted time.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 #include "plait/nn/strategy.hpp"
 #include "plait/schedule/order.hpp"
 
-/// What is known of a run before it starts, from the types: how each tensor lies, what a step sends, what a rank holds.
-/// It needs neither ranks nor a GPU.
+/// The plan of a run, derived from the types before it starts: the layout of each tensor, the traffic of a step, and
+/// the memory of a rank. Making it needs neither ranks nor a GPU.
 struct run_plan {
   struct activation {
     std::string name, layout;
@@ -30,76 +30,77 @@ struct run_plan {
   std::vector<activation> activations;
   std::vector<parameter> parameters;
   plait::ledger traffic;         ///< of a step
-  plait::posted_program posted;  ///< the same call by call
+  plait::posted_program posted;  ///< the calls of a step, in order
   // Bytes of a rank between a forward and a backward pass.
-  double weights = 0;    ///< as they are stored, and as they are used where that is something else
-  double gradients = 0;  ///< likewise
-  double optimizer = 0;  ///< moments or momenta, and master weights where layers use rounded ones
+  double weights = 0;    ///< as stored, and as used if that differs
+  double gradients = 0;  ///< as stored, and as passes add to them if that differs
+  double optimizer = 0;  ///< moments or momenta, and master weights if layers use rounded ones
   double kept = 0;       ///< activations
-  double attention = 0;  ///< what cuDNN's gradients in a fixed order take for themselves
+  double attention = 0;  ///< scratch of cuDNN's gradients in a fixed order
   double bytes() const { return weights + gradients + optimizer + kept + attention; }
-  double on_host = 0;  ///< what is offloaded
-  double saved = 0;    ///< what it writes of a step, where steps are saved
-  /// What a saved step must have that the run goes on from, or begins with; nothing where there is none.
+  double on_host = 0;  ///< offloaded bytes
+  double saved = 0;    ///< bytes that the rank writes in a save, if steps are saved
+  /// The tensors that the step of --resume or --init-from must have; empty if there is no such step.
   std::vector<plait::safetensors_declaration> state{};
 };
 
-/// Of a rank with these types; llama_plan.hpp has the two, and the build a file for each precision and strategy.
+/// The plan of a rank with these types. llama_plan.hpp defines its functions, and the build makes a file for each
+/// precision and strategy.
 template <class Precision, plait::strategy S>
 run_plan plan_as(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages);
 template <class Precision, plait::strategy S>
 plait::recompute_fit fit_as(const setup& s, int at, std::int64_t rank, std::int64_t budget);
 
-/// Of one rank, with the layers of its pipeline in these stages.
+/// Returns the plan of one rank. `stages` are the layers of the pipeline's stages.
 run_plan plan_of_rank(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages);
-/// The ranks that lie between two stages of the same part of the data: those of cp, tp and tp_rep.
+/// Returns the number of ranks between two stages with the same data: those of cp, tp and tp_rep.
 std::int64_t ranks_of_stage(const setup& s);
-/// Of the rank that holds most; the parameters and the state are those of all stages.
+/// Returns the plan of the rank that needs most memory. Its parameters and saved state are those of all stages.
 run_plan plan_of(const setup& s);
-/// Says that the collectives and messages of a step stand in one order on all ranks, as a line; throws where they do
-/// not. Each rank's step is run where everything is only counted, and so of small meshes alone; empty of one rank.
+/// Returns a line which says that all ranks issue the collectives and messages of a step in one order. Throws if they
+/// do not. It makes a dry run of each rank's step, so it does this only for small meshes. Empty for one rank.
 std::string order_text(const setup& s);
-/// What the layers of the pipeline's rank `at` recompute so that they keep at most `budget` bytes.
+/// Returns what the layers of the pipeline's rank `at` recompute to keep at most `budget` bytes.
 plait::recompute_fit fit_of_rank(const setup& s, int at, std::int64_t budget);
 
-/// The bytes that ranks hold at least, on their GPUs, where they have some, and in the memory of their host.
+/// The bytes that ranks need at least, on their GPUs, if any, and in host memory.
 struct least_bytes {
   double gpu = 0, host = 0;
 };
 
-/// Returns what one rank holds at least, by the plan of the run.
+/// Returns the least bytes of one rank by the plan of the run.
 least_bytes least_bytes_of(const setup& s, std::int64_t rank);
-/// Returns what all ranks of the mesh hold together.
+/// Returns the least bytes of all ranks of the mesh together.
 least_bytes least_bytes_of_all(const setup& s);
 
-/// Returns why the run cannot start, or nothing: it needs `bytes` of `memory`, such as "this host's memory", more than
-/// --memory-share of what is available.
+/// Returns why the run cannot start: it needs `bytes` of `memory`, such as "this host's memory", which is more than
+/// --memory-share of the available bytes. Empty if it can start.
 std::string memory_fault(const setup& s, double bytes, double available, const std::string& memory);
-/// The same of this host's memory.
+/// Returns the same for this host's memory.
 std::string host_memory_fault(const setup& s, double bytes);
 
 struct prediction;
 
-/// The options with what --plan auto chooses put in, for as many ranks as --cluster or --mesh names (or as there are,
-/// where `ranks` is positive), by predicted time, fastest first: whoever trains takes the first that is legal. What the
-/// command line gives stays. Throws where nothing fits, or where what is given cannot be priced.
+/// Returns the options completed by --plan auto, by predicted time, fastest first. The caller takes the first legal
+/// one. Given options stay. The number of ranks is `ranks` if positive, otherwise that of --cluster or --mesh. Throws
+/// if nothing fits, or if a given option cannot be predicted.
 std::vector<options> planned_options(const options& opt, std::int64_t ranks);
 
-/// The names of the hardware that --cluster takes, separated by commas.
+/// Returns the names of hardware for --cluster, separated by commas.
 std::string hardware_names();
 
-/// The prediction for a run that is set up; null without --cluster.
+/// Returns the prediction for a run; null without --cluster.
 std::shared_ptr<const prediction> predict(const setup& s);
 
-/// Step time, bubble, communication that is waited for, and memory by part, as lines and with them as JSON.
+/// Returns lines on step time, bubble, exposed communication, and memory by part.
 std::string prediction_text(const prediction& p);
 
-/// The prediction as an object, or with why there is none; where steps ran, with their median's seconds and the peak of
-/// a rank's memory beside it.
+/// Returns the prediction as an object, or the reason why there is none. If steps ran, it also has the seconds of their
+/// median and the peak memory of a rank.
 plait::json_object prediction_json(const prediction& p, double step_seconds = 0, double peak_bytes = 0);
 
-/// Predicted beside measured step time and memory, as a line.
+/// Returns a line with predicted and measured step time and memory.
 std::string beside_measured(const prediction& p, double step_seconds, double peak_bytes);
 
-/// Prints what --dry-run says: layouts, collectives, memory, and what of saved states fits.
+/// Prints the output of --dry-run: layouts, collectives, memory, and which saved states fit.
 void print_plan(const setup& s, const run_plan& plan);

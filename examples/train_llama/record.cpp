@@ -35,7 +35,7 @@
 
 namespace {
 
-/// Returns a digest of bytes, and of those before them: any one word that differs gives another.
+/// Returns a digest of bytes and of the `digest` of earlier bytes. If any one word differs, the digest differs.
 std::uint64_t digest_of(std::span<const std::byte> bytes, std::uint64_t digest) {
   while (!bytes.empty()) {
     std::uint64_t word = 0;
@@ -48,9 +48,9 @@ std::uint64_t digest_of(std::span<const std::byte> bytes, std::uint64_t digest) 
   return digest;
 }
 
-/// Returns "4432803 bytes with digest 0123456789abcdef" for a file. Of one of more than 64 MiB the digest covers the
-/// first MiB, with any header, the last, and 4096 pieces of 4 KiB in between: another data set is found, a changed
-/// token here or there may not be.
+/// Returns "4432803 bytes with digest 0123456789abcdef" for a file. In a file of more than 64 MiB the digest covers the
+/// first MiB, with any header, the last MiB, and 4096 pieces of 4 KiB between them. So it finds another data set, but
+/// maybe not a few changed tokens.
 std::string content_text(const std::string& path) {
   constexpr std::size_t whole = std::size_t{64} << 20, end = std::size_t{1} << 20, piece = 4096, pieces = 4096;
   const plait::mapped_file file(path, "--data");
@@ -67,7 +67,7 @@ std::string content_text(const std::string& path) {
   return fmt::format("{} bytes with digest {:016x}", bytes.size(), digest);
 }
 
-/// Returns the files that a --data names: itself, or Megatron's two.
+/// Returns the files that one --data names: one file, or Megatron's two.
 std::vector<std::string> files_of(const std::string& path) {
   std::string stem = path;
   if (stem.ends_with(".bin") || stem.ends_with(".idx")) stem.resize(stem.size() - 4);
@@ -101,26 +101,26 @@ namespace {
 
 enum class compared { by_value, not_at_all, by_what_it_names, by_whether_it_is_given };
 
-/// How options are compared that ranks may be given differently; all others are compared as they are.
+/// Options that may differ between ranks, and how they are compared. All other options must be equal.
 constexpr struct {
   std::string_view option;
   compared how;
 } exceptions[] = {
     {"--log", compared::not_at_all},           // rank 0 writes it
-    {"--plot", compared::not_at_all},          // likewise
-    {"--report", compared::not_at_all},        // likewise
-    {"--peak-tflops", compared::not_at_all},   // rank 0 reports by it
-    {"--memory-share", compared::not_at_all},  // each host is looked at by itself
+    {"--plot", compared::not_at_all},          // rank 0 writes it
+    {"--report", compared::not_at_all},        // rank 0 writes it
+    {"--peak-tflops", compared::not_at_all},   // only rank 0 uses it
+    {"--memory-share", compared::not_at_all},  // each host is checked separately
     {"--threads", compared::not_at_all},       // machines may have more or fewer cores; no result depends on it
-    {"--checkpoint-dir", compared::by_whether_it_is_given},  // rank 0's is taken, which all must be able to write to
-    {"--cluster", compared::by_what_it_names},               // it is compared by the layout that follows
-    {"--trace", compared::by_whether_it_is_given},           // rank 0 writes it, but every rank looks at the step
-    {"--timeline", compared::by_whether_it_is_given},        // likewise
+    {"--checkpoint-dir", compared::by_whether_it_is_given},  // all ranks use rank 0's, and must be able to write to it
+    {"--cluster", compared::by_what_it_names},               // compared by the resulting layout
+    {"--trace", compared::by_whether_it_is_given},           // rank 0 writes it, but every rank records the step
+    {"--timeline", compared::by_whether_it_is_given},        // rank 0 writes it, but every rank records the step
     {"--products", compared::by_what_it_names},              // rank 0 writes it; all read it, maybe from other folders
-    {"--model", compared::by_what_it_names},                 // files may lie in other folders on other machines
-    {"--data", compared::by_what_it_names},                  // likewise
-    {"--init-from", compared::by_what_it_names},             // likewise
-    {"--tokenizer", compared::by_what_it_names},             // likewise
+    {"--model", compared::by_what_it_names},                 // files may be in other folders on other machines
+    {"--data", compared::by_what_it_names},                  // files may be in other folders on other machines
+    {"--init-from", compared::by_what_it_names},             // files may be in other folders on other machines
+    {"--tokenizer", compared::by_what_it_names},             // files may be in other folders on other machines
 };
 
 compared how_to_compare(std::string_view option) {
@@ -129,7 +129,7 @@ compared how_to_compare(std::string_view option) {
   return compared::by_value;
 }
 
-/// "21 tensors, digest 0123456789abcdef": of names, shapes, types and the first page of each.
+/// Returns "21 tensors, digest 0123456789abcdef". The digest is of names, shapes, types and the first page of each.
 std::string weights_text(const plait::model_directory& weights) {
   std::uint64_t digest = weights.entries.size();
   const auto add = [&](std::string_view text) { digest = digest_of(std::as_bytes(std::span(text)), digest); };
@@ -147,14 +147,14 @@ std::string weights_text(const plait::model_directory& weights) {
   return fmt::format("{} tensors, digest {:016x}", weights.entries.size(), digest);
 }
 
-/// "step-00000004, digest 0123456789abcdef": of its manifest, which has the checksums of all data.
+/// Returns "step-00000004, digest 0123456789abcdef". The digest is of the manifest, which has checksums of all data.
 std::string step_text(const std::string& path) {
   const std::string text = plait::read_whole(plait::machine_files(), path + "/manifest.json");
   return fmt::format("{}, digest {:016x}", std::filesystem::path(path).filename().string(),
                      digest_of(std::as_bytes(std::span(text)), text.size()));
 }
 
-/// The keys of a model's config.json with their values as JSON, of numbers the shortest.
+/// Returns the keys of a model's config.json with their values as JSON, with numbers in their shortest form.
 std::vector<plait::setting> model_settings(const plait::llama_config& c) {
   std::vector<plait::setting> settings;
   const auto keys = plait::parse_json<nlohmann::ordered_json>(plait::llama_config_text(c), "config.json");
@@ -163,7 +163,7 @@ std::vector<plait::setting> model_settings(const plait::llama_config& c) {
   return settings;
 }
 
-/// The model that `model_settings` tells so; nothing where no model is told, or by an older program.
+/// Returns the model that `model_settings` describes; nothing if there is no model, or one of an older program.
 std::optional<plait::llama_config> model_of(const std::vector<plait::setting>& settings) try {
   nlohmann::json keys;
   for (const plait::setting& k : settings) keys[k.name] = plait::parse_json<nlohmann::json>(k.value, k.name);
@@ -194,7 +194,7 @@ std::vector<plait::setting> agreed_settings(const setup& s) {
     settings.push_back(
         {i == 0 ? "--data" : fmt::format("--data's file {}", i + 1),
          fmt::format("{} of {}", std::filesystem::path(files[i]).filename().string(), content_text(files[i]))});
-  // What a rank makes of the options follows from them and the model, but is what must be the same.
+  // Layouts are derived from the options and the model. They are compared, too, because they must be equal.
   std::string layers;
   for (const plait::stage_layers& part : s.stages)
     layers += fmt::format("{}{}", layers.empty() ? "" : ",", part.size());
@@ -202,7 +202,7 @@ std::vector<plait::setting> agreed_settings(const setup& s) {
   const std::uint64_t digest = digest_of(std::as_bytes(std::span(schedule)), schedule.size());
   settings.push_back({"--schedule's digest", fmt::format("{:016x}", digest)});
   settings.push_back({"--split's layers", layers});
-  if (s.opt.plan == "auto")  // of --cluster's file, which may lie in other folders
+  if (s.opt.plan == "auto")  // the layout depends on --cluster's file, which may be in other folders
     settings.push_back(
         {"--plan's layout", fmt::format("{} {} {} {} {} {}", s.opt.mesh, s.opt.schedule, s.opt.data_parallel,
                                         s.opt.micro_batch, s.opt.recompute, s.opt.offload)});
@@ -241,8 +241,8 @@ std::string checkpoint_io_text(const options& opt) {
 
 namespace {
 
-constexpr std::string_view between = ", --";     ///< options in the text that a step has of them
-constexpr std::string_view of_model = "model:";  ///< begins the keys of a model there
+constexpr std::string_view between = ", --";     ///< separates options in the text that a step has of them
+constexpr std::string_view of_model = "model:";  ///< prefix of a model's keys in a step
 
 struct found_step {
   std::string path;
@@ -276,7 +276,7 @@ std::string line_of(const char* option, const found_step& step, const char* what
                      size_text(static_cast<double>(bytes)), step.saved.layout, what);
 }
 
-/// Whether steps can be written to --checkpoint-dir by this user; the newest that are there.
+/// Returns the newest step in --checkpoint-dir. Throws if this user cannot write steps there.
 std::optional<std::uint64_t> newest_in(const std::string& directory) {
   plait::file_system& files = plait::machine_files();
   const auto kind = files.kind_of(directory);
@@ -290,7 +290,7 @@ std::optional<std::uint64_t> newest_in(const std::string& directory) {
   return newest ? std::optional(newest->step) : std::nullopt;
 }
 
-/// The options in the text that a step has of them, without hyphens before their names.
+/// Returns the options in a step's text of them, without hyphens before their names.
 std::vector<std::pair<std::string_view, std::string_view>> options_in(std::string_view text) {
   std::vector<std::pair<std::string_view, std::string_view>> all;
   text.remove_prefix(std::min<std::size_t>(text.size(), 2));  // the first "--"
@@ -302,8 +302,8 @@ std::vector<std::pair<std::string_view, std::string_view>> options_in(std::strin
   return all;
 }
 
-/// Calls f(name, value, value before) for each option that is not what it was when the step was saved, as far as the
-/// step has it.
+/// Calls f(name, value, saved value) for each option whose value in the step differs. Skips options that the step
+/// lacks.
 template <class F>
 void each_changed(const setup& s, const plait::loaded_state& loaded, F&& f) {
   const std::string was = loaded.find_scalar<std::string>("train.options").value_or(""), is = training_text(s);
@@ -331,7 +331,7 @@ std::string training_text(const setup& s) {
   for (const auto& [name, value] : s.opt.by_name)
     if (std::find(std::begin(names), std::end(names), name) != std::end(names))
       text += fmt::format("{}{} {}", between, name.substr(2), value);
-  // A switch that is off is not among the options by name, and a step has to tell it from what an older one left out.
+  // A switch that is off is not among the options by name. The text names it, because older steps lack some switches.
   text += fmt::format("{}held-out {}", between,
                       s.opt.held_out_file.empty() ? s.opt.held_out_text : content_text(s.opt.held_out_file));
   text += fmt::format("{0}lora {1}{0}lora-alpha {2}{0}lora-linears {3}", between, s.opt.lora, s.opt.lora_alpha,
@@ -418,7 +418,7 @@ std::string why_not_resumed(const setup& s, const std::string& path, const std::
                          s.opt.lora);
     const std::string other = changed_options(s, saved);
     return other.empty() ? why : fmt::format("this run has other options than '{}': {}; {}", step, other, why);
-  } catch (const plait::error&) {  // the state that cannot be loaded has an error already
+  } catch (const plait::error&) {  // `why` has the error of the state already
     return why;
   }
 }
@@ -451,7 +451,7 @@ std::string planned_state_text(const setup& s, const run_plan& plan) {
   std::string text;
   const std::string& directory = s.opt.checkpoint_dir;
   std::optional<std::uint64_t> newest;
-  if (!directory.empty()) static_cast<void>(checkpoint_files(s.opt));  // what the run would refuse
+  if (!directory.empty()) static_cast<void>(checkpoint_files(s.opt));  // throws if the run would
   if (!directory.empty()) newest = about("--checkpoint-dir", [&] { return newest_in(directory); });
   std::int64_t begins = 0;
   const std::string resumed = s.opt.resume == "none"   ? ""

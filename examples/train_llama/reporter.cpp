@@ -48,7 +48,7 @@ std::string adapters_text(const setup& s) {
   const plait::mixture_config& m = c.mixture;
   const bool of_mlps = s.opt.lora_linears != "attention", of_experts = s.opt.lora_linears == "all";
   const auto mlp = [&](std::int64_t width) { return 3 * (c.hidden + width); };
-  std::int64_t ends = 0;  // of all blocks' linears
+  std::int64_t ends = 0;  // inputs plus outputs of all blocks' linears
   for (std::int64_t i = 0; i < c.layers; ++i) {
     ends += 2 * (c.hidden + q) + 2 * (c.hidden + kv);
     if (of_mlps && m.experts == 0) ends += mlp(c.ffn);
@@ -104,8 +104,8 @@ traffic traffic_of(const setup& s, model_run& run, std::int64_t steps) {
   const plait::ledger predicted = plan_of_rank(s, run.rank(), run.stages()).traffic;
   traffic out;
   const auto seen = static_cast<std::uint64_t>(run.counted_steps()), all = static_cast<std::uint64_t>(steps);
-  for (const auto& row : predicted.rows) w.ledger().of(row.label);  // what was predicted and not sent counts too
-  // The rows that experts get depend on their tokens; only how often they travel follows from the types.
+  for (const auto& row : predicted.rows) w.ledger().of(row.label);  // predicted rows that were not sent count as 0
+  // The number of rows that experts get depends on the tokens. Types determine only the number of exchanges.
   const auto total_of = [&](const plait::ledger& l, const std::string& label) {
     plait::ledger::entry total = l.total(label);
     for (const auto& row : l.rows)
@@ -199,7 +199,7 @@ void utilisation::add_to(plait::json_object& summary) const {
 
 namespace {
 
-/// Where the first weights come from, where that may not be what was meant; a line, or nothing.
+/// Returns a line on the source of the initial weights, if it may not be the intended one; otherwise nothing.
 std::string weights_text(const setup& s) {
   if (s.weights)
     return fmt::format("weights: {} tensors of '{}'{}\n", s.weights->entries.size(), s.opt.init_from,
@@ -220,7 +220,8 @@ std::string weights_text(const setup& s) {
   return {};
 }
 
-/// Returns the traced step simulated, where each action takes the mean of its measured times, and measured.
+/// Returns two timelines of the traced step: simulated, with the mean of its measured times for each action, and
+/// measured.
 std::vector<plait::pipeline_timeline> timelines_of(const setup& s, std::int64_t step,
                                                    const std::vector<std::vector<plait::step_event>>& ranks) {
   const plait::pipeline_shape& shape = s.schedule.shape;
@@ -241,7 +242,7 @@ std::vector<plait::pipeline_timeline> timelines_of(const setup& s, std::int64_t 
   return {plait::timeline_of(parts.step, parts.costs, "simulated: " + plait::title_of(s.schedule), "ms"), measured};
 }
 
-/// The planned bytes of the rank that holds most, by part.
+/// Returns the planned bytes, by part, of the rank that needs most.
 plait::json_object memory_object(const setup& s) {
   const run_plan plan = plan_of(s);
   plait::json_object parts;
@@ -257,7 +258,8 @@ plait::json_object options_object(const options& opt) {
   return all;
 }
 
-/// How much of the communication was hidden, over which axes the ranks waited longest, and what did.
+/// Returns a line with the hidden share of communication, the axes over which ranks waited longest, and the part that
+/// waited.
 std::string communication_text(const reporter::ending& e) {
   const plait::axis_communication* most = most_waited(e.communication);
   if (most == nullptr || e.steps == e.resumed) return {};
@@ -295,7 +297,7 @@ reporter::reporter(const setup& s, model_run& run, std::int64_t resumed)
   if (resumed > 0 && !s.opt.plot.empty()) begin_curves(resumed);
 }
 
-/// Takes the losses of the steps before, where the log that this run goes on with has them.
+/// Reads the losses of earlier steps, if the log that this run continues has them.
 void reporter::begin_curves(std::int64_t resumed) {
   std::error_code ignored;
   const std::string& log = s_.opt.log;
@@ -303,7 +305,7 @@ void reporter::begin_curves(std::int64_t resumed) {
   try {
     const std::string text = plait::read_file(log, "--log", std::numeric_limits<std::size_t>::max());
     curves_ = plait::loss_curves(plait::read_run_log(text, fmt::format("--log: '{}'", log)), resumed);
-  } catch (const plait::error& e) {  // training matters more
+  } catch (const plait::error& e) {  // the run continues without earlier losses
     fmt::print(stderr, "train_llama: --plot begins after step {}: {}\n", resumed, e.what());
   }
 }
@@ -314,7 +316,7 @@ bool reporter::written(F&& write) {
     write();
     return true;
   } catch (const plait::error& e) {
-    if (display_) display_->finish();  // a line of its own
+    if (display_) display_->finish();  // ends the progress line
     say_now();
     fmt::print(stderr, "train_llama: {}; the run goes on without it\n", e.what());
     if (failure_.empty()) failure_ = e.what();
@@ -346,7 +348,7 @@ void reporter::step(plait::step_record record, double took) {
   took_.push_back(took);
   record.mfu = use_.of_step(record.tokens_per_second);
   logged([&](plait::json_log& log) { log.step(record); });
-  if (record.communication.empty()) record.communication = shown_;  // a terminal shows the last one known
+  if (record.communication.empty()) record.communication = shown_;  // shows the last known value
   shown_ = record.communication;
   display_->update(record);
   curves_[0].points.push_back({static_cast<double>(record.step), record.loss});
@@ -355,7 +357,7 @@ void reporter::step(plait::step_record record, double took) {
 void reporter::add_held_out(std::int64_t step, double loss) {
   std::vector<plait::curve_point>& points = curves_[1].points;
   const auto at = static_cast<double>(step);
-  if (points.empty() || points.back().x < at) points.push_back({at, loss});  // once of a step that is saved at the end
+  if (points.empty() || points.back().x < at) points.push_back({at, loss});  // a step is drawn once
 }
 
 void reporter::saved(const keeper::news& news) {

@@ -1,4 +1,4 @@
-// What a run prints, logs and draws.
+// The output of a run: printed lines, the log and pictures.
 #pragma once
 
 #include <cstdint>
@@ -13,58 +13,58 @@
 #include "train_llama/observe/report.hpp"
 #include "train_llama/observe/run_log.hpp"
 
-// Words about a run, for its beginning and its plan.
+// Descriptions of a run for its first lines and its plan.
 
-/// "dp=2, tp=4": the extents as given, and how many ranks hold each key-value head where tp outnumbers them.
+/// Returns "dp=2, tp=4": the given extents. If tp has more ranks than there are kv heads, it adds how many share each.
 std::string mesh_text(const plait::mesh_shape& shape);
 
-/// "pipeline: zb_v, stages of 3, 3, 3, 2 layers".
+/// Returns "pipeline: zb_v, stages of 3, 3, 3, 2 layers".
 std::string pipeline_text(const setup& s, const std::vector<plait::stage_layers>& stages);
 
-/// What layers recompute, as a line; empty where it is nothing and none was asked for.
+/// Returns a line on what layers recompute; empty with --recompute none.
 std::string recompute_text(const setup& s);
 
-/// What --lora trains, as a line; empty where there are no adapters.
+/// Returns a line on the adapters of --lora; empty if there are none.
 std::string adapters_text(const setup& s);
 
-/// The options as --plan auto has made them, as a line.
+/// Returns a line with the options that --plan auto has chosen.
 std::string plan_text(const setup& s);
 
-/// Returns the bytes that one rank of a group sends, of those of all of them. A message is counted by its sender alone.
+/// Returns the bytes that one rank of a group sends, from the bytes of all. Only the sender counts a message.
 std::uint64_t per_rank(const plait::mesh_shape& shape, const std::string& label, plait::collective kind,
                        std::uint64_t wire);
-/// Returns those of one step, of all collectives of a row that has so many.
+/// Returns the bytes that one rank sends in one step for the collectives of a row, which counts `steps` steps.
 std::uint64_t per_rank(const plait::mesh_shape& shape, const plait::ledger::row& row, std::uint64_t steps = 1);
 
-/// All that the ranks have sent, and whether that is what the types say.
+/// The bytes that ranks have sent, and whether they equal the prediction from the types.
 struct traffic {
   plait::json_object bytes;  ///< of a rank, by axis
   std::string text;
   bool as_predicted = true;
 };
 
-/// Returns that of so many steps. Collective.
+/// Returns the traffic of a number of steps. Collective.
 traffic traffic_of(const setup& s, model_run& run, std::int64_t steps);
 
-/// Returns the axes for which ranks have waited longest; null where that is not known.
+/// Returns the axes for which ranks have waited longest; null if unknown.
 const plait::axis_communication* most_waited(const std::vector<plait::axis_communication>& communication);
 
-/// What a run makes of its devices' peak. A token's operations are those of `plait::flops_per_token`: 6 for each weight
-/// that multiplies, and the full square of attention; recomputation does not count. Says nothing, and adds nothing to
-/// the log, on the CPU without --peak-tflops.
+/// The share of its devices' peak that a run reaches. The operations of a token are `plait::flops_per_token`: 6 for
+/// each weight of a product, and the full square of attention. Recomputation does not count. On the CPU without
+/// --peak-tflops its texts are empty and it adds nothing to the log.
 class utilisation {
  public:
-  /// `device` is what the GPU is called.
+  /// `device` is the name of the GPU.
   utilisation(const setup& s, std::string device);
 
-  /// Lines for the beginning: the device, how it computes, a token's operations and the peak that they are measured by.
+  /// Returns the first lines: the device, its kernels, a token's operations, and the peak.
   std::string heading() const;
-  /// A token's operations, a line.
+  /// Returns a line on a token's operations.
   std::string operations() const;
-  /// A line for the end.
+  /// Returns the line for the end of the run.
   std::string ending() const;
 
-  /// Of a step at this rate, 0 to 1; 0 where no peak is known.
+  /// Returns the share of the peak, 0 to 1, of a step at this rate; 0 if the peak is unknown.
   double of_step(double tokens_per_second);
   void add_to(plait::json_object& summary) const;
 
@@ -75,34 +75,34 @@ class utilisation {
   const setup& s_;
   std::string device_;
   plait::llama_flops flops_;
-  double peak_ = 0;  ///< TFLOP/s of one device; 0: not known
+  double peak_ = 0;  ///< TFLOP/s of one device; 0: unknown
   std::vector<double> steps_;
 };
 
-/// How many steps are from one line of progress to the next, where there is no terminal.
+/// Returns the number of steps between two lines of progress if the output is not a terminal.
 std::int64_t steps_between_lines(const setup& s);
 
-/// Rank 0's outputs: what is printed of a run, its log and its pictures.
+/// Writes the output of rank 0: printed lines, the log and pictures.
 class reporter {
  public:
-  /// The run goes on after `resumed` steps of others. Prints how it begins.
+  /// Prints the first lines. The run continues after `resumed` steps of earlier runs.
   reporter(const setup& s, model_run& run, std::int64_t resumed);
 
-  /// After a step, which took so many seconds.
+  /// Reports a step, which took `took` seconds.
   void step(plait::step_record record, double took);
 
   void hashes(std::int64_t step, const std::vector<plait::parameter_hash>& all);
 
-  /// After an evaluation.
+  /// Reports an evaluation.
   void evaluated(std::int64_t step, double loss);
 
-  /// Tells what became of a save, with its time on rank 0 and all ranks' bytes.
+  /// Reports the result of a save, with its time on rank 0 and the bytes of all ranks.
   void saved(const keeper::news& news);
 
-  /// The end of a run.
+  /// The results at the end of a run.
   struct ending {
     std::int64_t steps = 0;    ///< in all
-    std::int64_t resumed = 0;  ///< of them, in runs before
+    std::int64_t resumed = 0;  ///< made by earlier runs
     std::int64_t skipped = 0;
     double last_loss = 0;
     double seconds = 0;
@@ -118,25 +118,25 @@ class reporter {
 
   void finish(const ending& e);
 
-  /// What could not be written; empty: nothing.
+  /// The error of the first output that could not be written; empty: none.
   const std::string& failure() const { return failure_; }
 
  private:
-  /// Has a file of the run written. Training is worth more than what it writes beside the model: the run goes on where
-  /// that fails, and complains when it has ended. Returns whether it is written.
+  /// Calls a function that writes a file of the run, and returns whether that succeeded. After a failure the run
+  /// continues, because training is worth more than its output. The error is reported at the end.
   template <class F>
   bool written(F&& write);
-  /// Adds to the log, if there is one still.
+  /// Adds to the log, unless writing to it has failed.
   template <class F>
   void logged(F&& add);
   void begin_curves(std::int64_t resumed);
   void add_held_out(std::int64_t step, double loss);
   void draw();
-  /// Writes and tells what the traced step looked like.
+  /// Writes the pictures of the traced step, and prints its bubble.
   void show(std::int64_t step, const std::vector<plait::pipeline_timeline>& timelines,
             const std::vector<std::vector<plait::step_event>>& traced);
 
-  /// Seconds of the median step; 0 where there was none.
+  /// Returns the seconds of the median step; 0 if there was no step.
   double median_step() const;
 
   const setup& s_;

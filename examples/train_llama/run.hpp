@@ -1,4 +1,4 @@
-// A rank's training behind one interface, who starts it on each device, and what saved states tell.
+// An interface for a rank's training, functions that start it on each device, and the texts of saved states.
 #pragma once
 
 #include <fmt/format.h>
@@ -43,14 +43,14 @@ class communicator;
 }  // namespace plait
 struct run_plan;
 
-/// Returns the system's number of the first failure of standard output; 0: there was none.
+/// Returns the `errno` of the first failure of standard output; 0: none.
 inline int& output_failure() {
   static int failure = 0;
   return failure;
 }
 
-/// Prints to standard output. Where that is closed or full, training is worth more than what it says: the run goes on,
-/// and complains when it has ended.
+/// Prints to standard output. If that is closed or full, the run continues, because training is worth more than its
+/// output. The error is reported at the end.
 template <class... Args>
 void say(fmt::format_string<Args...> format, Args&&... args) {
   const std::string text = fmt::format(format, std::forward<Args>(args)...);
@@ -59,20 +59,20 @@ void say(fmt::format_string<Args...> format, Args&&... args) {
     output_failure() = errno;
 }
 
-/// Flushes standard output; a failure is remembered, too.
+/// Flushes standard output, and records a failure.
 inline void say_now() {
   errno = 0;
   if (std::fflush(stdout) != 0 && output_failure() == 0) output_failure() = errno;
 }
 
-/// The signal that asks the run to end after the step it is in, such as Ctrl-C's; else 0. A handler sets it, and the
-/// threads of all ranks read it.
+/// The signal that asks the run to end after its present step, such as that of Ctrl-C; 0: none. A handler sets it, and
+/// the threads of all ranks read it.
 extern std::atomic<int> interrupted;
 /// Whether SIGUSR1 has asked for a save since the last one.
 extern std::atomic<int> save_asked;
-static_assert(std::atomic<int>::is_always_lock_free);  // else no signal handler may touch it
+static_assert(std::atomic<int>::is_always_lock_free);  // required in a signal handler
 
-/// Requests and news of the ranks of a run, as all of them know them: of each the largest that some rank has said.
+/// The requests of a run's ranks, after an exchange. Each number is the largest of all ranks.
 struct requests {
   double stop = 0;           ///< a signal asks the run to end after this step
   double save = 0;           ///< SIGUSR1 asks for a save
@@ -86,70 +86,72 @@ struct best_step {
   double loss = std::numeric_limits<double>::infinity();
 };
 
-/// One rank's training, whatever its precision, strategy and device: what the loop in train.cpp asks for. Everything
-/// but the plain questions is collective.
+/// The interface of one rank's training for the loop in train.cpp, the same for every precision, strategy and device.
+/// All functions are collective, except those that only return a value.
 class model_run {
  public:
   virtual ~model_run() = default;
 
-  /// Optimizer step `index`, counted from 0, on that step's samples. Within it ranks bring together what they ask for,
-  /// and where `with_communication` also what the communication since the step before has cost.
+  /// Runs optimizer step `index`, counted from 0, on that step's samples. During the step ranks exchange their
+  /// requests. With `with_communication` they also exchange the times of communication since the step before.
   virtual plait::step_result step(std::int64_t index, bool with_communication) = 0;
-  /// What the ranks have asked for in the last step, the same on all. Not collective.
+  /// Returns the requests of all ranks in the last step. Not collective.
   virtual const requests& asked() const = 0;
-  /// What all ranks have communicated from the norm of the step before to that of the last step; empty where that was
-  /// not brought together. Not collective.
+  /// Returns the communication of all ranks from the norm of the step before to that of the last step. It is empty if
+  /// ranks did not exchange it. Not collective.
   virtual const std::vector<plait::axis_communication>& communication() const = 0;
-  /// What routers did in the last step, by their layer; nothing for a model without experts. The ledger does not count
-  /// what it takes.
+  /// Returns the statistics of routers in the last step, by layer; empty for a model without experts. The ledger does
+  /// not count the call's communication.
   virtual std::map<std::int64_t, plait::router_statistics> routers() = 0;
-  /// Mean loss over the held-out samples, as many whole microbatches as there are, with the weights that the last step
-  /// left; nothing if interrupted. The ledger does not count what it takes.
+  /// Returns the mean loss over the held-out samples with the present weights; nothing if interrupted. The ledger does
+  /// not count the call's communication.
   virtual std::optional<double> evaluate() = 0;
-  /// The tokens of the prompt and what the model makes of it; shorter if interrupted.
+  /// Returns the tokens of the prompt and the sampled ones; fewer if interrupted.
   virtual std::vector<std::int64_t> sample() = 0;
   virtual std::uint64_t weights_hash() = 0;
-  /// The hashes of each parameter, and of its gradient in the last step, if those are asked for. The ledger does not
-  /// count what they take.
+  /// Returns the hash of each parameter, and with `gradients` also of its gradient in the last step. The ledger does
+  /// not count the call's communication.
   virtual std::vector<plait::parameter_hash> hashes(bool gradients) = 0;
-  /// Writes the model as --export-hf says.
+  /// Writes the model to the directory of --export-hf.
   virtual void write_model() = 0;
 
-  /// Loads what --resume names, and returns how many steps there were before: 0 where it names nothing.
+  /// Loads the step that --resume names, and returns the number of earlier steps: 0 if it names no step.
   virtual std::int64_t resume() = 0;
-  /// The newest step that was in --checkpoint-dir at the beginning, or -1.
+  /// Returns the newest step that was in --checkpoint-dir at the beginning, or -1.
   virtual std::int64_t newest_saved() = 0;
-  /// The best step in --checkpoint-dir at the beginning, as what was resumed says.
+  /// Returns the best step that was in --checkpoint-dir at the beginning, as recorded in the resumed step.
   virtual best_step best_saved() = 0;
-  /// Saves the state after `steps` steps in the background. Returns the saves that it had to wait for. `best`,
-  /// which may be this one, is saved with it, and with --keep-best stays whatever its age.
+  /// Saves the state after `steps` steps in the background. Returns the saves that it had to wait for. `best` may be
+  /// this step. It is recorded in the save, and with --keep-best that step is kept.
   virtual std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best) = 0;
-  /// The saves that have ended since it was last asked; all others too, if it shall wait.
+  /// Returns the saves that have ended since the last call. With `wait` it waits for all saves.
   virtual std::vector<plait::finished_save> ended_saves(bool wait) = 0;
-  /// Waits until `save` would wait for none, and returns the saves that have ended by then.
+  /// Waits until `save` would not have to wait, and returns the saves that have ended.
   virtual std::vector<plait::finished_save> room_for_save() = 0;
 
-  /// One number from those of all ranks of the run.
+  /// Reduces one number over all ranks of the run.
   virtual double all_reduce(double value, plait::reduce_op op) = 0;
 
-  /// What all ranks of the run have communicated, from what each has.
+  /// Returns the communication of all ranks of the run, from the times of each.
   virtual std::vector<plait::axis_communication> of_ranks(const std::vector<plait::axis_times>& mine) = 0;
-  /// What waited longest for communication over `axes` in the steps so far, of all ranks, in words; on rank 0 alone.
+  /// Returns a text on rank 0: the part of a step that waited longest for communication over `axes`, on any rank so
+  /// far.
   virtual std::string longest_wait(const std::string& axes) = 0;
 
-  /// This rank, of all.
+  /// The number of this rank in the run.
   virtual std::int64_t rank() = 0;
-  /// What all ranks did in the traced step; on rank 0 alone, and nothing if no step was to be traced.
+  /// Returns on rank 0 the events of all ranks in the traced step; empty if no step is traced.
   virtual std::vector<std::vector<plait::step_event>> traced() = 0;
-  /// The layers of the stages as they are.
+  /// The layers of the pipeline's stages.
   virtual const std::vector<plait::stage_layers>& stages() const = 0;
 
-  /// The mesh of the model's tensors, of one stage; its ledger has counted `counted_steps` of the steps that ran.
+  /// The world of one stage, on which the model's tensors are. Its ledger has counted `counted_steps` of the run's
+  /// steps.
   virtual plait::world& world() = 0;
   virtual std::int64_t counted_steps() const = 0;
   /// The most memory that this rank has used on its device.
   virtual std::size_t peak_bytes() const = 0;
-  /// What the device is called; empty for the CPU.
+  /// The name of the device; empty for the CPU.
   virtual std::string device_name() const = 0;
 
  protected:
@@ -162,37 +164,37 @@ class model_run {
 template <class Device>
 using make_run = std::unique_ptr<model_run> (*)(const setup&, Device&, plait::any_communicator);
 
-/// A rank's training, with the sequence placed as --attention says. Defined in llama_run.hpp; on the CPU each
-/// instantiation is compiled in a file of its own, which CMake writes.
+/// Makes a rank's training, with the order of the sequence of --attention. Defined in llama_run.hpp. On the CPU CMake
+/// writes a file for each instantiation.
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
 std::unique_ptr<model_run> make_llama_run(const setup& s, Device& device, plait::any_communicator ranks);
 
-/// Returns what makes a rank's training on a GPU with the types that the options name.
+/// Returns the function that makes a rank's training on a GPU with the types of the options.
 make_run<plait::cuda> cuda_program(const options& opt);
 
-/// Saves what training leaves behind, and tells what has become of it.
+/// Saves training states, and reports the results of saves.
 class keeper {
  public:
-  /// What is told of a save that has ended.
+  /// The result of a save that has ended.
   struct news {
     plait::finished_save save;
     double bytes = 0;              ///< of all ranks
-    std::optional<double> loss{};  ///< held-out, of --keep-best
-    bool is_best = false;          ///< of all that are saved until this one
+    std::optional<double> loss{};  ///< held-out loss, for --keep-best
+    bool is_best = false;          ///< whether the loss is the least of all saves so far
   };
 
   keeper(const setup& s, model_run& run, std::function<void(const news&)> tell)
       : s_(s), run_(run), tell_(std::move(tell)), last_(run.newest_saved()), kept_(run.best_saved()) {}
 
-  /// After a step: whether it is one to save. Ranks meet here where all know that there is a reason.
+  /// Saves after a step, if it is due. Collective calls are made only if all ranks have the same reason for them.
   void after(std::int64_t steps, const requests& asked) {
     if (s_.opt.checkpoint_dir.empty()) return;
     if (asked.ended_saves != 0) tell(run_.ended_saves(false));
     if (asked.save != 0) save_asked = 0;
     if (asked.save != 0 || (s_.opt.save_every > 0 && steps % s_.opt.save_every == 0)) save(steps);
   }
-  /// At the end, however it came. A save of this very step that has failed is tried once more, when those before it no
-  /// longer take room or time.
+  /// Saves at the end of the run. If a save of this step has failed, it tries once more after the other saves have
+  /// ended.
   void finish(std::int64_t steps, bool worth_saving) {
     if (s_.opt.checkpoint_dir.empty()) return;
     tell(run_.ended_saves(true));
@@ -200,15 +202,15 @@ class keeper {
     if (worth_saving && (steps > last_ || has_failed)) save(steps);
     tell(run_.ended_saves(true));
   }
-  /// What the save of the newest step failed with.
+  /// The error of the save of the newest step; empty: none.
   const std::string& failure() const { return failure_; }
-  /// What is wrong with the save of the newest step, which was committed; rank 0 knows.
+  /// A problem of the save of the newest step, although it was committed. Only rank 0 has it.
   const std::string& damage() const { return damage_; }
 
  private:
   void save(std::int64_t steps) {
     last_ = steps;
-    tell(run_.room_for_save());  // the best that stays is known by what has failed
+    tell(run_.room_for_save());  // which step is best depends on failed saves
     std::optional<double>& loss = judged_[static_cast<std::uint64_t>(steps)];
     if (s_.opt.keep_best == "held-out") loss = run_.evaluate();
     best_step best = kept_;
@@ -226,7 +228,7 @@ class keeper {
   }
   void ended(const plait::finished_save& save, double bytes) {
     const auto step = static_cast<std::int64_t>(save.step);
-    if (step >= newest_ended_) {  // a save that fails at once ends before older ones that are under way
+    if (step >= newest_ended_) {  // a save that fails at once ends before older saves
       newest_ended_ = step;
       failure_ = save.failure;
       damage_ = save.damage;
@@ -240,85 +242,86 @@ class keeper {
   const setup& s_;
   model_run& run_;
   std::function<void(const news&)> tell_;
-  std::int64_t last_;                                      ///< step that was saved, or that a save was begun of
-  std::int64_t newest_ended_ = -1;                         ///< step of a save
-  best_step kept_;                                         ///< the best that is on the disk
-  std::map<std::uint64_t, std::optional<double>> judged_;  ///< held-out losses of saves that are under way
+  std::int64_t last_;                                      ///< newest step whose save has begun
+  std::int64_t newest_ended_ = -1;                         ///< newest step whose save has ended
+  best_step kept_;                                         ///< the best step on disk
+  std::map<std::uint64_t, std::optional<double>> judged_;  ///< held-out losses of unfinished saves
   std::string failure_, damage_;                           ///< of the save of `newest_ended_`
 };
 
-// What a saved step, or another process, tells of its run.
+// Texts that describe a run in a saved step, and to other processes.
 
-/// Returns in words what a place in the data depends on, beside --seed and --seq.
+/// Returns a text with all that a place in the data depends on, except --seed and --seq.
 std::string data_text(const options& opt);
 
-/// What the ranks of several processes must have been given alike: options, the model, the data, what follows from
-/// them. record.cpp lists what may differ.
+/// Returns the settings that must be equal in all processes of a run: options, the model, the data, and the derived
+/// layouts. record.cpp lists the options that may differ.
 std::vector<plait::setting> agreed_settings(const setup& s);
 
-/// Returns the files that steps are written to, as --checkpoint-io says. Throws `plait::error`, naming it, where it
-/// asks for what this program or machine has not.
+/// Returns the file system that writes steps, as --checkpoint-io says. Throws `plait::error`, which names the option,
+/// if this program or machine does not support it.
 plait::file_system& checkpoint_files(const options& opt);
 
-/// Returns a line on how steps are written, and why not through io_uring; nothing where none is saved.
+/// Returns a line on how steps are written, and why not by io_uring; nothing if no step is saved.
 std::string checkpoint_io_text(const options& opt);
 
-/// Throws `plait::error_of_all`, naming the option, where the run cannot go on from a saved state: its place in the
-/// data would be another. No fmt here: nvcc compiles it.
+/// Throws `plait::error_of_all`, which names the option, if the run cannot continue from a saved state, because its
+/// place in the data would differ. It uses no fmt, because nvcc compiles it.
 void check_resumed(const setup& s, const plait::loaded_state& loaded);
 
-/// The options by which a step's numbers are made, but for those of data and learning rate, which have texts of their
-/// own: "--global-batch 8, --optimizer adamw". It is saved with a step.
+/// Returns the options that affect a step's numbers, such as "--global-batch 8, --optimizer adamw". Options of data and
+/// learning rate have other texts. The text is saved with a step.
 std::string training_text(const setup& s);
 
-/// Returns what of the shape of a model is otherwise in the one that a saved step is of, such as "hidden_size is 64,
-/// and the step has 32"; nothing where they are alike, or the step does not say.
+/// Returns the first difference between a model's shape and that of a saved step, such as "hidden_size is 64, and the
+/// step has 32"; nothing if they are equal, or if the step has no shape.
 std::string other_model_than(const plait::llama_config& config, const plait::loaded_state& loaded);
 
-/// Which of them the saved text has otherwise, such as "--clip 0.5, which was 1": nothing where none is, or where the
-/// step was saved before steps had the text. A run may go on with others: it says which.
+/// Returns the options that differ from those saved with a step, such as "--clip 0.5, which was 1". Empty if none
+/// differs, or if an older step lacks the text. A run may continue with other options; it prints them.
 std::string changed_options(const setup& s, const plait::loaded_state& loaded);
 
-/// The model that a saved state is of, as it says; nothing where it was saved before states did, or by no run.
+/// Returns the model that is recorded in a saved state; nothing if an older program or no run saved it.
 std::optional<plait::llama_config> saved_model(const plait::loaded_state& loaded);
 
-/// Whether the run takes held-out losses of other tokens than the step that it goes on from.
+/// Whether the run evaluates other tokens than the run of the step that it continues.
 bool judges_otherwise(const setup& s, const plait::loaded_state& loaded);
 
-/// Returns why a run cannot go on from a state that failed to load by `why`: it has other adapters, or `why`, after the
-/// options of the run that are not those of the state, as far as they can be read.
+/// Returns why a run cannot continue from a state that failed to load with the error `why`. The reason is that it has
+/// other adapters, or `why` itself, after a list of options that differ from those of the state.
 std::string why_not_resumed(const setup& s, const std::string& path, const std::string& why);
 
 /// Returns the options of the adapters that a step was saved with.
 saved_adapters adapters_saved(const plait::loaded_state& loaded);
 
-/// Returns a text that was saved with a step, such as "train.rate". It is empty where no step had been made. A step of
-/// an older format has none: the text then equals no other run's, and the caller asks for the option that allows a
-/// change.
+/// Returns a text that was saved with a step, such as "train.rate". It is empty if no step had been made. For a step of
+/// an older format it returns a text that equals that of no run. The caller then asks for the option that allows
+/// changes.
 std::string saved_text(const plait::loaded_state& loaded, const char* scalar);
 
-/// Returns lines on what --init-from, --resume and --checkpoint-dir name, for a dry run: nothing if they name nothing
-/// that is saved. Throws `plait::error`, naming the option, where the run would refuse it: what is not there, is not
-/// whole by its manifest, or does not fit the run. No tensor is read, and nothing is written.
+/// Returns lines for a dry run on the steps that --init-from, --resume and --checkpoint-dir name; empty if they name
+/// none. Throws `plait::error`, which names the option, for a step that the run would refuse: one that is missing, is
+/// not whole by its manifest, or does not fit the run. It reads no tensor, and writes nothing.
 std::string planned_state_text(const setup& s, const run_plan& plan);
 
-/// The training of one rank, from the first step to the sampled text; rank 0 reports and writes the outputs. Returns
-/// why the training could not go on, the same on all ranks; empty if it could.
+/// Runs the training of one rank, from the first step to the sampled text. Rank 0 reports and writes the outputs.
+/// Returns the error that ended the training, equal on all ranks; empty if there was none.
 std::string train(const setup& s, model_run& run);
 
-// How the ranks of a run on GPUs are started. Each function hands every rank's training to `body`, in the rank's own
-// thread. A program without CUDA, NCCL or cuDNN has them, too: `check_built` says how to build with it.
+// Functions that start the ranks of a run on GPUs. Each calls `body` with every rank's training, in the rank's own
+// thread. A program without CUDA, NCCL or cuDNN has them, too: there `check_built` throws an error that says how to
+// build with them.
 using rank_body = std::function<void(model_run&)>;
 
-/// Throws `plait::error` unless this program has what the options ask for.
+/// Throws `plait::error` if the options need a library that this program was built without.
 void check_built(const options& opt);
 bool has_cudnn();
 
-/// The ranks are threads of this process and share a GPU.
+/// Starts ranks as threads of this process, which share a GPU.
 void start_on_one_gpu(const setup& s, const rank_body& body);
-/// The ranks are threads of this process, each with a GPU of its own, from the first on.
+/// Starts ranks as threads of this process, each with its own GPU, from the first GPU on.
 void start_on_all_gpus(const setup& s, const rank_body& body);
-/// This process is the rank that torchrun's or Slurm's variables name.
+/// Starts this process as the rank that torchrun's or Slurm's variables name.
 void start_launched(const setup& s, const rank_body& body);
-/// This process is the same rank as in MPI.
+/// Starts this process as the rank that it has in MPI.
 void start_by_mpi(const setup& s, plait::mpi::communicator& ranks, const rank_body& body);
