@@ -39,11 +39,11 @@
 
 namespace {
 
-/// The path without links, "." and ".."; there need not be a file.
+/// Returns the path without links, "." and "..". The file need not exist.
 std::filesystem::path plain(const std::string& path) {
   std::error_code ignored;
   std::filesystem::path at = std::filesystem::absolute(path, ignored);
-  // A link to what is not there yet leads there all the same.
+  // A link to a missing file is followed, too.
   for (int links = 0; links < 40 && std::filesystem::is_symlink(at, ignored); ++links) {
     const std::filesystem::path to = std::filesystem::read_symlink(at, ignored);
     if (ignored || std::filesystem::exists(at, ignored)) break;
@@ -52,14 +52,14 @@ std::filesystem::path plain(const std::string& path) {
   return std::filesystem::weakly_canonical(at, ignored);
 }
 
-/// Whether what is written there is kept nowhere, as of a pipe or a terminal.
+/// Whether the path is a pipe or a terminal, which keeps nothing.
 bool is_stream(const std::string& path) {
   std::error_code ignored;
   const auto kind = std::filesystem::status(path, ignored).type();
   return kind == std::filesystem::file_type::character || kind == std::filesystem::file_type::fifo;
 }
 
-/// Whether two paths lead to one file, which need not be there.
+/// Whether two paths lead to one file. The file need not exist.
 bool same_file(const std::string& a, const std::string& b) {
   std::error_code ignored;
   return std::filesystem::equivalent(a, b, ignored) || plain(a) == plain(b);
@@ -74,7 +74,7 @@ bool is_within(const std::string& path, const std::string& folder) {
 /// A file or folder that an option names.
 using named_path = std::pair<const char*, std::string>;
 
-/// Refuses to write into a saved state, or to what a link in it leads to.
+/// Throws if `path` is in a saved state, or if a link in a saved state leads to it.
 void check_saved(const char* flag, const std::string& path, const named_path& saved) {
   const auto refuse = [&](const char* why) {
     reject("{} names '{}', {} {} {}, where training states are kept; name a file elsewhere", flag, path, why,
@@ -90,7 +90,7 @@ void check_saved(const char* flag, const std::string& path, const named_path& sa
     if (same_file(path, file->path().string())) refuse("a file of");
 }
 
-/// The folders of saved steps that a run reads or writes.
+/// Returns the folders of saved steps that a run reads or writes.
 std::vector<named_path> saved_folders(const options& opt, bool begins_from_step) {
   std::vector<named_path> all;
   if (opt.resume != "none" && opt.resume != "auto") all.emplace_back("--resume", opt.resume);
@@ -99,7 +99,8 @@ std::vector<named_path> saved_folders(const options& opt, bool begins_from_step)
   return all;
 }
 
-/// Refuses names that a saved step is to repeat and cannot: its manifest is UTF-8, and a save would find out last.
+/// Refuses paths that are not UTF-8 and must be recorded in a saved step, whose manifest is UTF-8. Otherwise only the
+/// first save would fail.
 void check_names_in_steps(const options& opt) {
   if (opt.checkpoint_dir.empty()) return;
   for (const auto& [flag, name] : {std::pair("--model", &opt.model), std::pair("--schedule", &opt.schedule),
@@ -109,7 +110,7 @@ void check_names_in_steps(const options& opt) {
              flag);
 }
 
-/// The files that a run writes.
+/// Returns the files that a run writes.
 std::vector<named_path> outputs_of(const options& opt) {
   std::vector<named_path> all = {{"--log", opt.log},
                                  {"--plot", opt.plot},
@@ -121,13 +122,13 @@ std::vector<named_path> outputs_of(const options& opt) {
   return all;
 }
 
-/// The files that a run reads, or may read.
+/// Returns the files that a run reads, or may read.
 std::vector<named_path> inputs_of(const options& opt, bool begins_from_step) {
   std::vector<named_path> all;
   if (std::filesystem::exists(opt.products)) all.emplace_back("--products", opt.products);
   for (const std::string& path : opt.data) {
     for (const char* ending : {"", ".bin", ".idx"}) all.emplace_back("--data", path + ending);
-    if (path.ends_with(".bin") || path.ends_with(".idx"))  // which are read in pairs
+    if (path.ends_with(".bin") || path.ends_with(".idx"))  // these are read in pairs
       for (const char* ending : {".bin", ".idx"}) all.emplace_back("--data", path.substr(0, path.size() - 4) + ending);
   }
   if (!opt.held_out_file.empty()) all.emplace_back("--held-out", opt.held_out_file);
@@ -142,7 +143,7 @@ std::vector<named_path> inputs_of(const options& opt, bool begins_from_step) {
   return all;
 }
 
-/// Refuses an export among saved states, or saved states within it.
+/// Refuses an export into a folder of saved states, and saved states in the export's folder.
 void check_export(const std::string& folder, const named_path& saved) {
   if (is_within(folder, saved.second))
     reject("--export-hf names '{}', in {} {}, where training states are kept; name a folder elsewhere", folder,
@@ -152,8 +153,8 @@ void check_export(const std::string& folder, const named_path& saved) {
            saved.second, folder);
 }
 
-/// Refuses outputs that cannot be written, that are read or written twice, or that lie among saved states. Leaves no
-/// trace.
+/// Refuses outputs that cannot be written, that are also read or written twice, or that are in saved states. Leaves no
+/// new files.
 void check_files(const options& opt, bool begins_from_step) {
   check_names_in_steps(opt);
   const std::vector<named_path> outputs = outputs_of(opt), inputs = inputs_of(opt, begins_from_step);
@@ -167,21 +168,22 @@ void check_files(const options& opt, bool begins_from_step) {
   }
   if (!opt.report.empty() && is_stream(opt.log))
     reject("--report reads --log at the end, and '{}' keeps nothing; name a file", opt.log);
-  for (const auto& [flag, path] : outputs)  // what is written at the end must be writable at the beginning
+  for (const auto& [flag, path] : outputs)  // found now, not at the end of training
     if (!is_stream(path)) plait::atomic_file(path, flag);
   for (const auto& [flag, path] : outputs)
     for (const auto& [other, same] : outputs)
       if (flag != other && same_file(path, same) && !is_stream(path))
         reject("{} and {} both name '{}'; they need a file each", flag, other, path);
   if (opt.export_hf.empty()) return;
-  plait::atomic_folder(opt.export_hf, "--export-hf");  // can be made, and is gone again
+  plait::atomic_folder(opt.export_hf, "--export-hf");  // made and removed, as a check
   for (const auto& [flag, path] : outputs)
     if (is_within(path, opt.export_hf))
       reject("{} names '{}', where --export-hf {} makes a new folder at the end; name a file elsewhere", flag, path,
              opt.export_hf);
 }
 
-/// Finds the saved step that --init-from names, or the newest in what it names; neither has the name of one: nothing.
+/// Finds the saved step that --init-from names, or the newest step in the folder that it names. Sets nothing if the
+/// path is neither.
 void find_first_step(std::string path, opened_model& m) {
   plait::file_system& files = plait::machine_files();
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
@@ -189,7 +191,7 @@ void find_first_step(std::string path, opened_model& m) {
   const auto is_step = [](const std::filesystem::path& name) {
     return plait::step_called(name.filename().string()).has_value();
   };
-  if (is_step(path) || is_step(plain(path))) {  // "." and links have names of their own
+  if (is_step(path) || is_step(plain(path))) {  // "." or a link may lead to a step
     m.first_step = is_step(path) ? path : plain(path).string();
     return;
   }
@@ -201,7 +203,7 @@ void find_first_step(std::string path, opened_model& m) {
     plait::fail({"'", path, "' has no saved step that is whole; ", m.passed_over});
 }
 
-/// Reads the shape that --model names.
+/// Reads the model's shape that --model names.
 plait::llama_config config_named(const std::string& model) {
   if (std::filesystem::exists(std::filesystem::path(model) / "config.json"))
     reject(
@@ -211,13 +213,13 @@ plait::llama_config config_named(const std::string& model) {
   return plait::load_llama_config(model, "--model");
 }
 
-/// As the command line has them.
+/// Returns the options of adapters as text, as on the command line.
 std::string options_text(const saved_adapters& a) {
   return fmt::format("--lora {}{}{}", a.rank, a.rank > 0 ? fmt::format(" --lora-alpha {}", a.alpha) : "",
                      a.linears != "all" ? " --lora-linears " + a.linears : "");
 }
 
-/// Reads what a saved step tells of its run: its model, unless --model gives it, its data and its --seq.
+/// Reads the record of its run from a saved step: the model, unless --model gives it, the data and --seq.
 void read_first_step(const options& opt, opened_model& m) {
   const std::string& step = m.first_step;
   plait::loaded_state saved{.path = step};
@@ -246,7 +248,7 @@ void read_first_step(const options& opt, opened_model& m) {
                "or of an older program; give it by --model"});
 }
 
-/// Sets the model's mask as --attention-mask has it. A saved step has the mask in its config.json.
+/// Sets the model's mask to --attention-mask. A saved step has its mask in its config.json.
 void set_attention_mask(const options& opt, plait::llama_config& c) {
   const std::string_view mask = opt.attention_mask, window = "window:";
   if (mask == "model") return;
@@ -296,7 +298,7 @@ opened_model open_model(const options& opt) {
 
 namespace {
 
-/// Returns the tokenizer.json that is known of a model: that of --tokenizer, of its directory, or of its training.
+/// Returns the tokenizer.json of a model: that of --tokenizer, of the model's directory, or of its training.
 std::string tokenizer_file(const options& opt, const opened_model& m) {
   if (opt.data_format == "bytes") {
     if (opt.tokenizer.empty()) return {};
@@ -314,7 +316,7 @@ std::string tokenizer_file(const options& opt, const opened_model& m) {
   return m.weights ? "" : path.string();
 }
 
-/// Reads the tokenizer, where that is not done yet.
+/// Returns the tokenizer, which the first call reads.
 const plait::tokenizer& read_tokenizer(setup& s) {
   const std::string& path = s.opt.tokenizer;
   if (!std::filesystem::exists(path))
@@ -322,13 +324,13 @@ const plait::tokenizer& read_tokenizer(setup& s) {
   if (!s.tokenizer) s.tokenizer = std::make_shared<const plait::tokenizer>(path, "--tokenizer");
   return *s.tokenizer;
 }
-/// Makes the tokens of text, where a tokenizer is known.
+/// Returns the function that tokenizes text; empty without a tokenizer.
 plait::text_encoder encoder_of(setup& s) {
   if (s.opt.tokenizer.empty()) return nullptr;
   return [&s](std::string_view text) { return read_tokenizer(s).encode(text); };
 }
 
-/// Returns why the tokens of a model that has no tokenizer are no bytes; nothing where they may be.
+/// Returns why the tokens of a model without a tokenizer are not bytes; nothing if they may be.
 std::string why_no_bytes(const setup& s, const opened_model& m) {
   if (s.weights && std::filesystem::exists(std::filesystem::path(s.opt.init_from) / "tokenizer.model"))
     return "has a tokenizer.model alone";
@@ -337,15 +339,15 @@ std::string why_no_bytes(const setup& s, const opened_model& m) {
   const bool of_bytes = m.data.find(" as bytes") != std::string::npos || s.config.vocab <= 256;
   return of_bytes ? "" : fmt::format("has {} tokens", s.config.vocab);
 }
-/// Refuses a command that needs a tokenizer, where none is known.
+/// Refuses a command that needs a tokenizer, if none is known.
 void check_bytes(const setup& s, const opened_model& m) {
   if (const std::string why = why_no_bytes(s, m); !why.empty())
     reject("{}: '{}' {}, and no tokenizer is known; name a tokenizer.json, or its folder, by --tokenizer",
            s.opt.command, s.opt.init_from, why);
 }
 
-/// Returns the tokens that end a text, as the folder of a model or of its tokenizer names them, in the order in which
-/// transformers looks for them; perhaps none.
+/// Returns the tokens that end a text, from the folder of a model or of its tokenizer, in the order in which
+/// transformers looks for them. There may be none.
 std::vector<std::int64_t> end_tokens(const setup& s) {
   const std::filesystem::path folder =
       s.weights ? std::filesystem::path(s.opt.init_from) : std::filesystem::path(s.opt.tokenizer).parent_path();
@@ -371,7 +373,7 @@ std::vector<std::int64_t> end_tokens(const setup& s) {
   reject("{}; legal is a token, or a list of tokens", source);
 }
 
-/// Opens files that an option names.
+/// Opens the files of an option.
 plait::token_source open_tokens(setup& s, std::vector<std::string> paths, const char* option) {
   return plait::token_source({.paths = std::move(paths),
                               .format = plait::token_format_from(s.opt.data_format),
@@ -381,7 +383,7 @@ plait::token_source open_tokens(setup& s, std::vector<std::string> paths, const 
                              encoder_of(s));
 }
 
-/// Opens --data, for so many data ranks.
+/// Opens --data.
 void open_data(setup& s) {
   const options& opt = s.opt;
   std::vector<plait::token_source> sources;
@@ -400,7 +402,7 @@ void open_data(setup& s) {
           opt.data[i], opt.init_from);
   std::vector<double> shares(static_cast<std::size_t>(s.config.vocab));
   for (std::size_t i = 0; i < sources.size(); ++i) {
-    const std::vector<double> counts = plait::token_counts(sources[i]);  // checks them all
+    const std::vector<double> counts = plait::token_counts(sources[i]);  // checks all tokens
     for (std::size_t t = 0; t < shares.size(); ++t)
       shares[t] += weights[i] * counts[t] / static_cast<double>(sources[i].size());
   }
@@ -426,7 +428,7 @@ void open_held_out(setup& s, const opened_model& m) {
       plait::sampler_config{.seq = opt.seq, .all_held_out = true, .documents = keeps_documents_apart(opt)});
 }
 
-/// Reads the options of data parallelism, for so many ranks along dp and cp.
+/// Reads the options of data parallelism. `dp` and `cp` are the extents of these axes.
 void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
   const options& opt = s.opt;
   plait::data_parallel& how = s.parallel.parallel;
@@ -475,7 +477,7 @@ void set_parallel(setup& s, std::int64_t dp, std::int64_t cp) {
   if (opt.replicate_over == "cp") s.parallel.axes.replicate = plait::axis_list(plait::axis_of<plait::cp>);
 }
 
-/// Refuses to cut what linears send over tp where they send nothing, or into more pieces than it has tokens.
+/// Refuses --tensor-overlap if linears send nothing over tp, or for more chunks than tokens.
 void check_tensor_overlap(const options& opt, std::int64_t cp, std::int64_t tp) {
   if (opt.tensor_overlap == 1) return;
   if (tp == 1)
@@ -518,7 +520,7 @@ void set_deterministic(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t 
            fmt::format("cannot be shared out over {}={} and {} microbatches of {} sequences in a step; legal are "
                        "multiples of {} that divide {}",
                        s.opt.mixture ? "dp x ep" : "dp", dp, s.microbatches, batch, parts, batch));
-  const bool routed = s.opt.mixture && tp > 1;  // routers have the tokens of a rank of tp
+  const bool routed = s.opt.mixture && tp > 1;  // a router sees the tokens of one rank of tp
   const std::int64_t pieces = (s.zigzag && cp > 1 ? 2 * cp : cp) * (routed ? tp : 1);
   if (n.sequence % pieces != 0)
     refuse("the sequence", n.sequence,
@@ -535,7 +537,7 @@ void set_deterministic(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t 
 
 constexpr std::int64_t max_threads = 1024, max_threads_of_a_gpu = 64;
 
-/// `value`, which the user may choose freely, must be a multiple of `parts`.
+/// Throws unless `value`, an option of the user, is a multiple of `parts`.
 void divides(const char* flag, std::int64_t value, const std::string& by, std::int64_t parts) {
   if (value % parts == 0) return;
   const std::int64_t below = value / parts * parts, above = below + parts;
@@ -544,7 +546,7 @@ void divides(const char* flag, std::int64_t value, const std::string& by, std::i
   reject("{} is {}, which is not divisible by {} = {}; {}", flag, value, by, parts, nearest);
 }
 
-/// The schedule and who has which layers.
+/// Sets the schedule, and the layers of each stage.
 void plan_stages(setup& s, std::int64_t pp) {
   const auto ranks = static_cast<int>(pp), microbatches = static_cast<int>(s.microbatches);
   plait::llama_part_times parts = plait::llama_part_flops(s.config, s.opt.seq);
@@ -559,7 +561,7 @@ void plan_stages(setup& s, std::int64_t pp) {
           s.config.layers == 1 ? "1 layer" : fmt::format("{} layers", s.config.layers));
     return plait::split_layers(balance, plan.shape.stages());
   };
-  // What an automatic schedule costs depends on who has which layers, and that on its number of chunks.
+  // The costs of an automatic schedule depend on the layers of each stage, and these on the number of chunks.
   plait::schedule_costs costs;
   if (s.opt.schedule.starts_with("automatic")) {
     plait::schedule like =
@@ -570,7 +572,7 @@ void plan_stages(setup& s, std::int64_t pp) {
   s.stages = split(s.schedule);
 }
 
-/// Refuses chunks of the loss that ranks do not have, or that would not keep the logits of one alone.
+/// Refuses more chunks of the loss than a rank has positions, and chunks with a schedule that keeps all logits.
 void check_loss_chunks(const setup& s, std::int64_t cp, std::int64_t tp) {
   const std::int64_t chunks = s.opt.loss_chunks, here = s.opt.seq / (cp * (s.opt.strategy == "sp" ? tp : 1));
   if (chunks == 1) return;
@@ -593,7 +595,7 @@ void check_loss_chunks(const setup& s, std::int64_t cp, std::int64_t tp) {
                         s.opt.schedule));
 }
 
-/// Refuses what there is not for models with experts, and experts' ranks for others.
+/// Refuses options that models with experts do not support, and ep for models without experts.
 void check_mixture(const options& opt, const plait::llama_config& c, std::int64_t ep, std::int64_t tp) {
   if (!opt.mixture && ep > 1) reject("--mesh {} has ep={}, and the model has no experts; legal is ep=1", opt.mesh, ep);
   for (const auto& [option, value] : {std::pair{"--balance-loss", opt.balance_loss},
@@ -629,7 +631,8 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
   if (has_bf16_gradients(opt)) refuse("--gradients bf16", "full");
 }
 
-/// What the learning rate of a step depends on. Where it does not fall, that is not when the run ends.
+/// Returns a text with all that the learning rate of a step depends on. A constant rate does not depend on the number
+/// of steps.
 std::string rate_text(const plait::lr_schedule_config& c) {
   const std::string warm = fmt::format(", {} of warm-up", c.warmup_steps);
   if (c.decay == plait::lr_decay::constant) return fmt::format("constant at {}{}", c.peak, warm);
@@ -637,7 +640,7 @@ std::string rate_text(const plait::lr_schedule_config& c) {
                      warm);
 }
 
-/// The course of the learning rate.
+/// Returns the learning rate schedule.
 plait::lr_schedule rate_of(const options& opt) {
   return plait::lr_schedule({.peak = opt.lr,
                              .steps = std::max<std::int64_t>(opt.steps, 1),
@@ -650,7 +653,7 @@ plait::lr_schedule rate_of(const options& opt) {
                              .min_ratio_field = "--min-lr-ratio"});
 }
 
-/// Reads --attention and --seq: how ranks share a sequence.
+/// Reads --attention and --seq, which say how ranks share a sequence.
 void set_sequence(setup& s, std::int64_t cp, std::int64_t tp) {
   const options& opt = s.opt;
   s.zigzag = cp > 1 && !opt.attention.ends_with(":contiguous");  // on one rank the orders are the same
@@ -679,7 +682,7 @@ void set_sequence(setup& s, std::int64_t cp, std::int64_t tp) {
     reject("--seq is {}, but the model's max_position_embeddings is {}", opt.seq, s.config.max_position);
 }
 
-/// Places the axes that --mesh gives; ranks along tp that share key-value heads have an axis of their own.
+/// Makes the mesh from the axes of --mesh. Ranks along tp that share kv heads become a separate axis.
 void set_mesh(setup& s, const plait::mesh_shape& given) {
   const bool one_gpu = s.opt.device == "cuda", threads = s.opt.backend == "threads";
   const std::int64_t most = one_gpu ? max_threads_of_a_gpu : max_threads;
@@ -696,7 +699,7 @@ void set_mesh(setup& s, const plait::mesh_shape& given) {
   s.devices = threads ? 1 : given.size();
 }
 
-/// Reads --graph: whether steps are replayed.
+/// Reads --graph, which says whether steps are replayed.
 void set_graph(setup& s) {
   const options& opt = s.opt;
   const bool meets_on_host = opt.backend == "threads" && s.mesh.size() > 1;
@@ -726,7 +729,7 @@ void set_batch(setup& s, std::int64_t dp, std::int64_t ep) {
            plait::max_microbatches);
 }
 
-/// Opens --data and --held-out. Text is sampled only where it is asked for, or the data are text.
+/// Opens --data and --held-out. Text is sampled only if an option asks for it, or if the data are text.
 void read_data(setup& s, const opened_model& m) {
   const options& opt = s.opt;
   if (!opt.data.empty())
@@ -740,7 +743,7 @@ void read_data(setup& s, const opened_model& m) {
   if (!samples) s.opt.sample = 0;
 }
 
-/// Refuses a prompt with what is no token of the model.
+/// Refuses a prompt with a token that the model does not have.
 void check_prompt(const setup& s) {
   if (s.opt.sample == 0) return;
   for (const std::int64_t token : prompt_tokens(s))
@@ -769,7 +772,7 @@ std::string text_of(const setup& s, std::span<const std::int64_t> tokens) {
 setup prepare(const options& given_options, std::int64_t ranks) {
   options opt = given_options;
   opened_model m = open_model(opt);
-  if (!opt.command.empty() && !opt.given("--seq"))  // as the model was trained
+  if (!opt.command.empty() && !opt.given("--seq"))  // commands use the --seq of the training
     opt.seq = m.seq > 0 ? m.seq : std::min(opt.seq, m.config.max_position);
   if (!opt.command.empty())
     opt.lora = m.adapters.rank, opt.lora_alpha = m.adapters.alpha, opt.lora_linears = m.adapters.linears;

@@ -20,17 +20,18 @@ double seconds(clock_type::time_point a, clock_type::time_point b) {
   return std::chrono::duration<double>(b - a).count();
 }
 
-/// Whether a step, counted from 0, has a line of progress.
+/// Whether a line of progress is printed for a step, counted from 0.
 bool has_line(const setup& s, std::int64_t step) {
   return step == 0 || step + 1 == s.opt.steps || (step + 1) % steps_between_lines(s) == 0;
 }
 
-/// Whether the ranks bring together what the communication of a step cost: where it is logged or printed.
+/// Whether ranks exchange the times of a step's communication: they do if it is logged or printed.
 bool gathers_communication(const setup& s, std::int64_t step) {
   return s.mesh.size() > 1 && (has_line(s, step) || !s.opt.log.empty());
 }
 
-/// Adds what routers did. A model may have thousands of experts, so that a log has each of them only in some steps.
+/// Adds the statistics of routers to a record. A model may have thousands of experts, so a log has all only in some
+/// steps.
 void take_routers(const setup& s, model_run& run, plait::step_record& record) {
   if (!s.opt.mixture || s.opt.log.empty()) return;
   record.routers = run.routers();
@@ -39,14 +40,14 @@ void take_routers(const setup& s, model_run& run, plait::step_record& record) {
   if (!has_line(s, record.step - 1)) record.routers.clear();
 }
 
-/// Prints what the model makes of --prompt.
+/// Prints the text that the model samples after --prompt.
 std::string generate(const setup& s, model_run& run) {
   const std::vector<std::int64_t> text = run.sample();
   if (run.rank() == 0) say("{}\n", text_of(s, text));
   return {};
 }
 
-/// Prints the loss over what is held out.
+/// Prints the loss over the held-out data.
 std::string evaluate(const setup& s, model_run& run) {
   const std::optional<double> loss = run.evaluate();
   if (loss && run.rank() == 0)
@@ -90,7 +91,7 @@ std::string train(const setup& s, model_run& run) {
     if (report) report->hashes(end.steps, all);
   };
   if (s.opt.log_hashes > 0) hash();
-  bool stops = run.all_reduce(interrupted.load(), plait::reduce_op::max) != 0;  // steps ask within them
+  bool stops = run.all_reduce(interrupted.load(), plait::reduce_op::max) != 0;  // later, steps exchange it
   for (std::int64_t step = end.resumed; step < s.opt.steps && !stops; ++step) {
     const auto start = clock_type::now();
     const double waited = w.ledger().total().seconds;
@@ -111,7 +112,7 @@ std::string train(const setup& s, model_run& run) {
     if (s.opt.log_hashes > 0 && end.steps % s.opt.log_hashes == 0) hash();
     if (s.opt.eval_every > 0 && end.steps % s.opt.eval_every == 0 && !r.skipped)
       if (const std::optional<double> loss = run.evaluate(); loss && report) report->evaluated(end.steps, *loss);
-    if (r.skipped && s.opt.on_nonfinite == "stop") {  // as all ranks see it; the weights are as they were
+    if (r.skipped && s.opt.on_nonfinite == "stop") {  // equal on all ranks; the step has changed no weight
       problem = fmt::format(
           "step {} has the loss {:g} and the gradient norm {:g}; try a smaller --lr (now {}) or {} (now {})", end.steps,
           r.loss, r.gradient_norm, s.opt.lr, s.opt.clip > 0 ? "--clip" : "a limit of the norm by --clip", s.opt.clip);
@@ -126,7 +127,7 @@ std::string train(const setup& s, model_run& run) {
     }
     saves.after(end.steps, run.asked());
   }
-  if (s.opt.log_hashes > 0) hash();  // the last, however it came
+  if (s.opt.log_hashes > 0) hash();  // also of the last step
   end.seconds = seconds(begin, clock_type::now());
   end.diverged = !problem.empty();
   saves.finish(end.steps, !end.diverged && (end.steps > 0 || s.begins_from_weights()));

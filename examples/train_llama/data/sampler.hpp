@@ -21,8 +21,8 @@ namespace plait {
 /// (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). The domain is at most four times `size`, so
 /// the expected walk is at most four steps.
 ///
-/// A shuffled array would have to be stored, and made anew by every rank and after every restart; this is a function of
-/// (key, index) alone.
+/// A shuffled array would have to be stored, and made again by every rank and after every restart. A permutation
+/// depends only on (key, index).
 class permutation {
  public:
   /// `size` >= 1. Different pairs (`seed`, `stream`) give unrelated permutations.
@@ -35,7 +35,7 @@ class permutation {
 
   constexpr std::int64_t size() const { return static_cast<std::int64_t>(size_); }
 
-  /// The image of `index`, for 0 <= index < size().
+  /// Returns the image of `index`, for 0 <= index < size().
   constexpr std::int64_t operator()(std::int64_t index) const {
     auto value = static_cast<std::uint64_t>(index);
     do {
@@ -72,11 +72,12 @@ class permutation {
   int half_bits_ = 1;
 };
 
-/// The sources of a run's samples by their global index, in proportion to weights. Sample i has the phase
-/// i * 2654435769 mod 2^32, which is the fractional part of i times the golden ratio in whole numbers, and comes from
-/// the source in whose part of [0, 2^32) that lies, the parts being as long as the weights say. So the first n samples
-/// have n * w of a source but for about log n, whatever n is (Kronecker's sequence; Niederreiter 1992, section 3.1),
-/// and which of a source's samples it is follows by a sum of floors in logarithmic time.
+/// The source of each of a run's samples, by global index, in proportion to weights. [0, 2^32) is divided into parts
+/// whose lengths are proportional to the weights. Sample i has the phase i * 2654435769 mod 2^32: the fractional part
+/// of i times the golden ratio, in whole numbers. It comes from the source whose part has this phase. So the first n
+/// samples have n * w of a source, with an error of about log n for every n (Kronecker's sequence; Niederreiter 1992,
+/// section
+/// 3.1). The index within the source is a sum of floors, computed in logarithmic time.
 class blend {
  public:
   struct pick {
@@ -84,8 +85,8 @@ class blend {
     std::int64_t index;  ///< of the source's own samples, from 0
   };
 
-  /// Weights need not add up to 1. Throws `error` for no weights, one that is not
-  /// finite and above 0, and one that is less than 2^-32 of their sum.
+  /// Weights need not add up to 1. Throws `error` if there are none, or if one is not finite, not above 0, or less than
+  /// 2^-32 of their sum.
   explicit blend(const std::vector<double>& weights) {
     double sum = 0, before = 0;
     if (weights.empty()) fail({"--data-weights: no weight given"});
@@ -106,7 +107,7 @@ class blend {
 
   std::size_t sources() const { return ends_.size() - 1; }
 
-  /// Returns the source of sample `index` >= 0 of the run, and which of its samples it is.
+  /// Returns the source of the run's sample `index` >= 0, and the index within the source.
   pick at(std::int64_t index) const {
     const auto i = static_cast<std::uint64_t>(index);
     const std::uint64_t phase = i * step % period, rest = i % period, rounds = i / period;
@@ -143,36 +144,37 @@ class blend {
     return sum;
   }
 
-  std::vector<std::uint64_t> ends_;  ///< of the sources' parts, from 0 to 2^32
+  std::vector<std::uint64_t> ends_;  ///< ends of the sources' parts, from 0 to 2^32
 };
 
 struct sampler_config {
   std::int64_t seq = 0;       ///< positions per sample
-  std::uint64_t seed = 0;     ///< of the order of the samples
+  std::uint64_t seed = 0;     ///< seed of the order of the samples
   double held_out = 0;        ///< fraction of each source's windows kept for evaluation, in [0, 1); the last ones
-  bool all_held_out = false;  ///< all windows are kept for evaluation, and none is trained on
+  bool all_held_out = false;  ///< keeps all windows for evaluation, and none for training
   bool shuffle = true;        ///< false: windows in the order of the data, in every epoch
-  /// Whether documents are kept apart: a target that is in another document than its input is `no_target`. Attention
-  /// within documents is the model's matter: `sampler::starts` says where they begin.
+  /// Whether documents are separate: a target in another document than its input is `no_target`. The model keeps
+  /// attention within documents; `sampler::starts` returns their beginnings.
   bool documents = false;
-  std::int64_t no_target = -100;  ///< as the loss's `ignore_index`
+  std::int64_t no_target = -100;  ///< the loss's `ignore_index`
 };
 
-/// Samples of one or several token sources. Window w of a source is its tokens [w seq, w seq + seq]: position p has the
-/// input w seq + p and the target one further, so in an epoch no token is the target twice, and each is once but the
-/// first, those that are held out, and the rest after the last whole window. The order is a permutation of the windows
-/// keyed by (seed, epoch) and evaluated at the place asked for; of several sources, `blend` says which one a sample
-/// comes from, and each has epochs of its own. Nothing is stored, and a cursor alone resumes a run. A *cursor* counts
-/// samples since the start of training, `step * global_batch + i`; every rank that computes the same cursor reads the
-/// same sample, whatever the mesh.
+/// Samples of one or several token sources. Window w of a source is its tokens [w seq, w seq + seq]. Position p has the
+/// input w seq + p, and the target is the next token. In an epoch each token is a target once, except the first token,
+/// held-out ones, and the rest after the last whole window. The order is a permutation of the windows, keyed by (seed,
+/// epoch) and evaluated at each place. If there are several sources, `blend` chooses the source of a sample, and each
+/// has its own epochs.
+///
+/// A *cursor* counts samples since the start of training: `step * global_batch + i`. All ranks that compute one cursor
+/// read the same sample, on every mesh. Nothing is stored, so a cursor is enough to resume a run.
 class sampler {
  public:
-  /// Throws `error` when `seq` or `held_out` is out of range, when a source holds not even one window to train on, and
-  /// when documents are to be kept apart and a source does not know them.
+  /// Throws `error` if `seq` or `held_out` is out of range, if a source has no window to train on, or if documents are
+  /// to be separate and a source does not know them.
   sampler(token_source source, sampler_config config)
       : sampler(std::vector<token_source>{std::move(source)}, {1.0}, std::move(config)) {}
-  /// Of several sources: so many weights, which need not add up to 1. Each source is read again, in another order, as
-  /// often as its share takes.
+  /// Mixes several sources, one weight each; weights need not add up to 1. Each source is read again, in another order,
+  /// as often as its share requires.
   sampler(std::vector<token_source> sources, const std::vector<double>& weights, sampler_config config)
       : config_(std::move(config)), blend_(weights) {
     if (config_.seq < 1) fail({"--seq: ", config_.seq, " positions per sample; at least 1 is legal"});
@@ -188,7 +190,7 @@ class sampler {
   std::size_t sources() const { return parts_.size(); }
   /// Returns the number of samples in one epoch of training on a source.
   std::int64_t epoch_samples(std::size_t source = 0) const { return parts_[source].train; }
-  /// Returns the number of samples kept for evaluation, of all sources, which is also how many an evaluation takes.
+  /// Returns the number of samples kept for evaluation in all sources. An evaluation takes this number.
   std::int64_t held_out_samples() const {
     std::int64_t all = 0;
     for (const part& p : parts_) all += p.held_out;
@@ -206,15 +208,15 @@ class sampler {
     const blend::pick which = picked(cursor);
     const std::int64_t train = parts_[which.source].train, at = which.index % train;
     if (!config_.shuffle) return {which.source, at};
-    // Sources of one size have orders of their own.
+    // Sources of equal size have different orders.
     const std::uint64_t stream = static_cast<std::uint64_t>(which.source) << 48;
     return {which.source,
             permutation(train, config_.seed, stream + static_cast<std::uint64_t>(which.index / train))(at)};
   }
-  /// Returns where evaluation sample `index` is, 0 <= index < held_out_samples(). They come from the sources in
-  /// proportion to their weights, as those of training do, so that their mean loss is what is trained for, however
-  /// large the sources are; of each source in the order of its data, from its first again where its share takes more
-  /// than it has.
+  /// Returns where evaluation sample `index` is, 0 <= index < held_out_samples(). Samples come from the sources in
+  /// proportion to their weights, as in training. So their mean loss is the one that training minimizes, for sources of
+  /// any size. Within a source they are in the order of the data; a source that is too short for its share begins
+  /// again.
   place evaluation(std::int64_t index) const {
     if (index < 0 || index >= held_out_samples())
       fail({"sampler: evaluation sample ", index, " asked for, and --held-out keeps ", held_out_samples()});
@@ -223,8 +225,8 @@ class sampler {
     return {which.source, p.train + which.index % p.held_out};
   }
 
-  /// Positions [first, first + count) of a sample: `inputs[count]` and `targets[count]`. A rank that holds a slice of
-  /// the sequence asks for its slice only. Throws `error` for positions outside [0, seq()] and bad tokens.
+  /// Writes positions [first, first + count) of a sample to `inputs[count]` and `targets[count]`. A rank with a part of
+  /// the sequence calls it for its part. Throws `error` for positions outside [0, seq()] and for bad tokens.
   void fill(const place& at, std::int64_t first, std::int64_t count, std::int64_t* inputs,
             std::int64_t* targets) const {
     require_positions(first, count);
@@ -240,9 +242,9 @@ class sampler {
     for (std::int64_t i = 0; i < count; ++i)
       if (begin[static_cast<std::size_t>(i)] == start + i + 1) targets[i] = config_.no_target;
   }
-  /// Writes where the document of each of these positions begins, as a position in the sample, 0 where it begins
-  /// before: numbers for `microbatch::document_starts`. Throws `error` as `fill`, and where the sample's source knows
-  /// no documents.
+  /// Writes for each of these positions where its document begins, as a position in the sample; 0 if it begins before.
+  /// The numbers are for `microbatch::document_starts`. Throws `error` as `fill`, and if the sample's source knows no
+  /// documents.
   void starts(const place& at, std::int64_t first, std::int64_t count, std::int32_t* out) const {
     require_positions(first, count);
     if (count == 0) return;

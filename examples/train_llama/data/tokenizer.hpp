@@ -1,4 +1,4 @@
-// Tokenizers in Hugging Face's tokenizer.json: byte-pair encoding, with what normalises and splits text before it.
+// Tokenizers in Hugging Face's tokenizer.json: byte-pair encoding, after normalisation and splitting of the text.
 #pragma once
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -40,7 +40,7 @@ namespace detail {
 /// A regular expression that splits text, with Unicode's letters, digits and spaces.
 class text_pattern {
  public:
-  /// Throws `error`, which begins with `source`, for what is no regular expression, and for one that matches no text.
+  /// Throws `error`, which begins with `source`, if the pattern is not a regular expression or matches no text.
   text_pattern(const std::string& pattern, std::string source) : source_(std::move(source)) {
     int problem = 0;
     PCRE2_SIZE at = 0;
@@ -49,9 +49,11 @@ class text_pattern {
     std::uint32_t matches_empty = 0;
     pcre2_pattern_info(code_.get(), PCRE2_INFO_MATCHEMPTY, &matches_empty);
     if (matches_empty != 0) fail({source_, ": '", pattern, "' matches the empty text, which splits nothing"});
-    static_cast<void>(pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE));  // without it, matches take longer
+    static_cast<void>(pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE));  // if it fails, matches take longer
   }
-  /// Calls f(part, matched) for what the expression matches and for what is between, in order. `text` is UTF-8.
+  /// Calls f(part, matched) in order for the parts of `text` that the expression matches, and for the parts between
+  /// them.
+  /// `text` is UTF-8.
   template <class F>
   void split(std::string_view text, F&& f) const {
     const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> match(
@@ -82,8 +84,8 @@ class text_pattern {
   std::string source_;
 };
 
-/// Returns an expression of Oniguruma, which Hugging Face uses, as one of PCRE2 that matches the same. Throws `error`,
-/// which begins with `source`, for syntax that the two read differently.
+/// Translates an expression of Oniguruma, which Hugging Face uses, to an equal one of PCRE2. Throws `error`, which
+/// begins with `source`, for syntax that the two read differently.
 inline std::string ported_pattern(std::string_view pattern, const std::string& source) {
   static const text_pattern legal(
       R"(\\(?:[sSdDrnt]|[pP]\{\w\w?\}|\W)|\[\^?(?:\\(?:[sSdDrnt]|[pP]\{\w\w?\}|\W)|[^][\\&])+]|)"
@@ -99,7 +101,7 @@ inline std::string ported_pattern(std::string_view pattern, const std::string& s
       out += part[at];
       if (part[at] != '\\') continue;
       const char escaped = part[++at];
-      if (escaped == 's' || escaped == 'S')  // of which PCRE2 counts one more, U+180E
+      if (escaped == 's' || escaped == 'S')  // PCRE2's \s has one more character, U+180E
         append(out, {escaped == 's' ? 'p' : 'P', "{White_Space}"});
       else
         out += escaped;
@@ -128,7 +130,7 @@ struct byte_letters {
     static const byte_letters letters;
     return letters;
   }
-  /// The bytes that a token stands for; the token itself, if one of its characters stands for none.
+  /// Returns the bytes of a token; the token itself, if one of its characters has no byte.
   std::string bytes_of(const std::string& token) const {
     std::string bytes;
     for (std::string_view rest = token; !rest.empty(); rest.remove_prefix(utf8_length(rest))) {
@@ -140,7 +142,7 @@ struct byte_letters {
   }
 };
 
-/// Hashes texts, so that a view finds its string.
+/// Hashes strings and views alike, so that a map of strings can be searched by a view.
 struct text_hash : std::hash<std::string_view> {
   using is_transparent = void;
 };
@@ -157,12 +159,12 @@ inline std::string replaced(std::string_view text, std::string_view pattern, std
 
 }  // namespace detail
 
-/// The tokenizer of a tokenizer.json. It makes the tokens of Hugging Face's tokenizers, or refuses the file. Several
-/// threads may use one.
+/// The tokenizer of a tokenizer.json. It makes the same tokens as Hugging Face's tokenizers, or refuses the file.
+/// Several threads may use one tokenizer.
 class tokenizer {
  public:
-  /// Reads a file. Throws `error`, which names `flag`, the file, the key and what is legal, for what this class does
-  /// not do as Hugging Face does.
+  /// Reads a file. Throws `error` for settings that this class does not support. The error names `flag`, the file, the
+  /// key and the legal values.
   explicit tokenizer(const std::string& path, const std::string& flag = "tokenizer")
       : source_(flag + ": '" + path + "'") {
     std::string text;
@@ -184,23 +186,23 @@ class tokenizer {
     if (r.has("added_tokens")) read_added(file.at("added_tokens"));
     each_part(file, "pre_tokenizer", "pretokenizers", [&](const reader& part) { add_pre_tokenizer(part); });
     each_part(file, "post_processor", "processors", [&](const reader& part) { read_post_processor(part); });
-    static_cast<void>(r.object("decoder"));  // without one it is not known where blanks are
+    static_cast<void>(r.object("decoder"));  // required: it says how blanks are decoded
     each_part(file, "decoder", "decoders", [&](const reader& part) { add_decoder(part); });
   }
 
-  /// One more than the largest token.
+  /// Returns one more than the largest token.
   std::int64_t size() const { return static_cast<std::int64_t>(texts_.size()); }
-  /// The special tokens that begin a text for the model; perhaps none.
+  /// Returns the special tokens that begin a text for the model; there may be none.
   const std::vector<std::int64_t>& prefix() const { return prefix_; }
 
-  /// Returns the tokens of a text, without `prefix`. Special tokens are found in the text. Throws `error` for a text
-  /// that is not UTF-8, and for a character that the vocabulary cannot express.
+  /// Returns the tokens of a text, without `prefix`. Special tokens in the text are recognized. Throws `error` if the
+  /// text is not UTF-8, or has a character that the vocabulary cannot express.
   std::vector<std::int64_t> encode(std::string_view text) const {
     if (!is_utf8(text)) fail({source_, ": the text is not UTF-8"});
     std::vector<std::int64_t> out;
     detail::text_map<std::vector<std::int64_t>> seen;
     const sink add_word = [&](std::string_view word, bool) {
-      constexpr std::size_t most = 1 << 20;  // words that are remembered
+      constexpr std::size_t most = 1 << 20;  // cached words
       if (seen.size() > most) seen.clear();
       auto found = seen.find(word);
       if (found == seen.end()) found = seen.emplace(word, tokens_of_word(word)).first;
@@ -222,8 +224,8 @@ class tokenizer {
     return out;
   }
 
-  /// Returns the text of tokens, special ones included. It ends within a character where the tokens do. A token that
-  /// the vocabulary lacks becomes its number, as in "<7>".
+  /// Returns the text of tokens, including special ones. If the tokens end within a character, so does the text. A
+  /// token that the vocabulary lacks becomes its number, as in "<7>".
   std::string decode(std::span<const std::int64_t> tokens) const {
     std::vector<std::string> texts;
     for (const std::int64_t token : tokens)
@@ -241,7 +243,7 @@ class tokenizer {
   using stage = std::function<void(std::string_view, bool, const sink&)>;
   using decoder = std::function<void(std::vector<std::string>&)>;
 
-  // What the file says.
+  // Reading of the file.
 
   static void known(const reader& r, std::initializer_list<std::string_view> keys) {
     r.each_key([&](const std::string& key) {
@@ -253,7 +255,7 @@ class tokenizer {
   }
   [[noreturn]] static void unknown_type(const reader& r, const char* legal) { r.bad("type", r.string("type"), legal); }
 
-  /// Calls f(part) for what `key` of `owner` is, or for each part of a Sequence, which has them in `list`.
+  /// Calls f(part) for the object `key` of `owner`. If it is a Sequence, calls f for each part in its `list`.
   template <class F>
   void each_part(const json& owner, const std::string& key, const char* list, F&& f) const {
     const auto found = owner.find(key);
@@ -328,7 +330,7 @@ class tokenizer {
     there = text;
   }
 
-  /// Tokens that are found in a text before others are made.
+  /// Tokens that are recognized in a text before all others.
   struct added {
     detail::text_map<std::int64_t> tokens{};
     std::optional<pattern> any{};  ///< nothing: there are none
@@ -354,7 +356,7 @@ class tokenizer {
     for (added& some : added_) {
       std::vector<std::string> texts;
       for (const auto& [text, token] : some.tokens) texts.push_back(quoted(text));
-      std::sort(texts.begin(), texts.end(), std::greater<>());  // a text before those that it begins with
+      std::sort(texts.begin(), texts.end(), std::greater<>());  // a longer text before its prefixes
       std::string any;
       for (const std::string& text : texts) append(any, {any.empty() ? "" : "|", text});
       if (!any.empty()) some.any.emplace(any, source_);
@@ -380,14 +382,14 @@ class tokenizer {
             utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
                          static_cast<utf8proc_ssize_t>(text.size()), &made, static_cast<utf8proc_option_t>(how));
         const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(made, std::free);
-        if (size < 0) throw std::bad_alloc();  // as the text is UTF-8
+        if (size < 0) throw std::bad_alloc();  // the text is UTF-8, so memory is the only reason
         next({reinterpret_cast<const char*>(made), static_cast<std::size_t>(size)}, begins);
       });
     } else {
       unknown_type(r, "Sequence, NFC, NFD, NFKC, NFKD, Prepend or Replace");
     }
   }
-  /// The text that a Replace or a Split looks for; its expressions are those of Split alone.
+  /// Returns the text that a Replace or a Split looks for. Only Split may have a regular expression.
   static std::string text_to_find(const reader& r) {
     const reader found = r.object("pattern");
     known(found, {"String"});
@@ -436,7 +438,7 @@ class tokenizer {
       unknown_type(r, "Sequence, ByteLevel, Split, Digits or Metaspace");
     }
   }
-  /// The letter that a Metaspace has for a blank.
+  /// Returns the letter by which a Metaspace replaces a blank.
   static std::string blank_of(const reader& r) {
     const std::string blank = r.string("replacement");
     if (utf8_length(blank) != blank.size() || blank.size() < 2)
@@ -450,7 +452,7 @@ class tokenizer {
       r.bad("prepend_scheme", scheme, "always, first or never");
     return scheme;
   }
-  /// Texts that do not begin with `prefix` get it: all, or the first of a text alone.
+  /// Adds a stage that puts `prefix` before parts which lack it: all parts, or only the first of a text.
   void add_prefix(std::string prefix, bool first_alone) {
     stages_.push_back([=](std::string_view text, bool begins, const sink& next) {
       if (text.starts_with(prefix) || (first_alone && !begins)) return next(text, begins);
@@ -465,7 +467,7 @@ class tokenizer {
       });
     });
   }
-  /// An expression that matches `text` alone.
+  /// Returns an expression that matches exactly `text`.
   static std::string quoted(std::string_view text) {
     std::string out;
     for (const char c : text)
@@ -475,7 +477,8 @@ class tokenizer {
 
   void read_post_processor(const reader& r) {
     const std::string type = r.string("type");
-    if (type == "ByteLevel") return known(r, {"type", "add_prefix_space", "trim_offsets", "use_regex"});  // of offsets
+    if (type == "ByteLevel")
+      return known(r, {"type", "add_prefix_space", "trim_offsets", "use_regex"});  // changes offsets only
     if (type != "TemplateProcessing") unknown_type(r, "Sequence, ByteLevel or TemplateProcessing");
     known(r, {"type", "single", "pair", "special_tokens"});
     const json& single = r.at("single");
@@ -536,14 +539,14 @@ class tokenizer {
       unknown_type(r, "Sequence, ByteLevel, ByteFallback, Fuse, Replace, Strip or Metaspace");
     }
   }
-  /// The byte that a token such as "<0x0A>" stands for; others as they are.
+  /// Returns the byte of a token such as "<0x0A>", and other tokens unchanged.
   static std::string byte_of(const std::string& text) {
     const std::size_t digits = text.find_first_not_of("0123456789abcdefABCDEF", 3);
     if (text.size() != 6 || !text.starts_with("<0x") || digits != 5 || text[5] != '>') return text;
     return {static_cast<char>(std::stoi(text.substr(3, 2), nullptr, 16))};
   }
 
-  // What a text and tokens are made into.
+  // Encoding and decoding.
 
   bool is_named(std::int64_t token) const {
     return token >= 0 && token < size() && texts_[static_cast<std::size_t>(token)].has_value();
@@ -554,13 +557,13 @@ class tokenizer {
     return out;
   }
 
-  /// Gives `end` what the stages [at, last) make of a text.
+  /// Runs stages [at, last) on a text, and calls `end` with the results.
   void run(std::size_t at, std::size_t last, std::string_view text, bool begins, const sink& end) const {
     if (at == last) return end(text, begins);
     stages_[at](text, begins, [&](std::string_view part, bool first) { run(at + 1, last, part, first, end); });
   }
 
-  /// A character or what characters were merged into, in a list that keeps its places.
+  /// A character or a merged token, in a linked list whose elements keep their places.
   struct symbol {
     std::int64_t token;
     std::size_t before, after;
@@ -591,7 +594,7 @@ class tokenizer {
       const candidate best = queue.top();
       queue.pop();
       symbol& left = symbols[best.left];
-      if (left.token == gone || left.after == none || pair_at(best.left) != best.pair) continue;  // merged since
+      if (left.token == gone || left.after == none || pair_at(best.left) != best.pair) continue;  // already merged
       symbol& right = symbols[left.after];
       left.token = best.token;
       left.after = std::exchange(right.after, none);
@@ -638,12 +641,12 @@ class tokenizer {
   detail::text_map<std::int64_t> vocab_;
   std::vector<std::optional<std::string>> texts_;                                    ///< by token
   std::unordered_map<std::uint64_t, std::pair<std::int64_t, std::int64_t>> merges_;  ///< rank and token, by pair
-  std::vector<std::int64_t> fallback_;  ///< tokens of bytes; empty: there are none
-  std::int64_t unknown_ = -1;           ///< -1: there is none
+  std::vector<std::int64_t> fallback_;                                               ///< tokens of bytes; empty: none
+  std::int64_t unknown_ = -1;                                                        ///< the unknown token; -1: none
   bool fuse_unknown_ = false, ignore_merges_ = false;
-  std::array<added, 2> added_;   ///< those that are found in a text, and those in a normalised one
+  std::array<added, 2> added_;   ///< tokens that are recognized in the text, and in the normalised text
   std::vector<stage> stages_;    ///< from a text without added tokens to words
-  std::size_t normalizers_ = 0;  ///< how many of them come before the second of `added_`
+  std::size_t normalizers_ = 0;  ///< number of stages before the second of `added_`
   std::vector<decoder> decoders_;
   std::vector<std::int64_t> prefix_;
 };

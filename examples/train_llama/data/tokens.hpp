@@ -1,4 +1,4 @@
-// Token files: their formats, one stream over several of them, and text as tokens, one for each byte.
+// Token files: their formats, a stream over several files, and text as one token for each byte.
 #pragma once
 
 #include <algorithm>
@@ -26,14 +26,14 @@ namespace plait {
 
 static_assert(std::endian::native == std::endian::little, "token files are little-endian and are read in place");
 
-/// How the tokens lie in a file.
+/// The format of a token file. `automatic` chooses megatron for an `.idx`, a `.bin` next to an `.idx`, or the stem of
+/// both. Another `.bin` is nanogpt. Other files are text with a tokenizer, and bytes without one.
 enum class token_format {
-  automatic,  ///< `.idx`, `.bin` with an `.idx` beside it, or the stem of both: megatron; another `.bin`:
-              ///< nanogpt; all else: text where there is a tokenizer, and else bytes
-  bytes,      ///< any file; each byte is a token, vocabulary 256
-  text,       ///< a file of UTF-8, which a tokenizer makes tokens of
-  megatron,   ///< `.bin` and `.idx` of Megatron-LM's indexed dataset
-  nanogpt,    ///< flat uint16 tokens without a header
+  automatic,
+  bytes,     ///< any file; each byte is a token, vocabulary 256
+  text,      ///< a UTF-8 file that a tokenizer reads
+  megatron,  ///< `.bin` and `.idx` of Megatron-LM's indexed dataset
+  nanogpt,   ///< flat uint16 tokens without a header
 };
 
 constexpr const char* name_of(token_format format) {
@@ -41,7 +41,7 @@ constexpr const char* name_of(token_format format) {
   return names[static_cast<int>(format)];
 }
 
-/// The format called `name`; `error` naming --data-format and the legal names otherwise.
+/// Returns the format called `name`. Throws `error` with --data-format and the legal names for other names.
 inline token_format token_format_from(std::string_view name) {
   for (auto format : {token_format::automatic, token_format::bytes, token_format::text, token_format::megatron,
                       token_format::nanogpt})
@@ -49,10 +49,10 @@ inline token_format token_format_from(std::string_view name) {
   fail({"--data-format: unknown format '", name, "'; legal are auto, bytes, text, megatron, nanogpt"});
 }
 
-/// The integer type that a file stores its tokens in.
+/// The integer type of the tokens in a file.
 enum class token_type : std::uint8_t { u8, i8, i16, u16, i32, i64 };
 
-/// Returns f(T()) of the type T that a `token_type` names.
+/// Returns f(T()) for the type T that a `token_type` names.
 template <class F>
 constexpr auto with_type(token_type type, F&& f) {
   switch (type) {
@@ -76,8 +76,8 @@ constexpr std::int64_t size_of(token_type type) {
 
 namespace detail {
 
-/// A data file that is read piece by piece and not mapped: one that becomes shorter while a run reads it ends in words,
-/// where a mapped one would end in a signal. Or tokens that were made of a file, which are kept.
+/// A data file that is read piece by piece, or the tokens made from a text file. It is not mapped: if a mapped file
+/// becomes shorter during a run, a signal ends the program; here an error is thrown.
 class data_file {
  public:
   data_file(const std::string& path, std::vector<std::int32_t> tokens) : path_(path), tokens_(std::move(tokens)) {
@@ -92,7 +92,7 @@ class data_file {
     }
   }
   const std::string& path() const { return path_; }
-  /// Returns the bytes that it had when it was opened.
+  /// Returns the size in bytes when the file was opened.
   std::int64_t size() const { return size_; }
   /// Reads elements [first, first + count) of an array that begins at byte `start`.
   template <class T>
@@ -118,23 +118,23 @@ class data_file {
 
  private:
   std::string path_, flag_;
-  std::unique_ptr<const open_file> file_;  ///< null: there are tokens
+  std::unique_ptr<const open_file> file_;  ///< null: `tokens_` has the tokens
   std::vector<std::int32_t> tokens_;
   std::int64_t size_ = 0;
 };
 
 }  // namespace detail
 
-/// Where the documents of a token file lie, as its index says: entries are looked up in the file, and none are held.
+/// The places of the documents in a token file. Entries are read from the file's index; none are kept in memory.
 struct document_index {
   std::shared_ptr<const detail::data_file> file;
   std::int64_t offsets = 0;    ///< byte of the i64 array of the sequences' byte offsets
-  std::int64_t sequences = 0;  ///< in that array
+  std::int64_t sequences = 0;  ///< elements of that array
   std::int64_t starts = 0;     ///< byte of the i64 array of the documents' first sequences
-  std::int64_t documents = 0;  ///< in that array; the last may be the end of the file
+  std::int64_t documents = 0;  ///< elements of that array; the last may be the end of the file
   std::int64_t token_bytes = 1;
 
-  /// Returns the token at which document `d` begins; for those from `documents` on, `end`.
+  /// Returns the token at which document `d` begins; `end` for d >= `documents`.
   std::int64_t begin(std::int64_t d, std::int64_t end) const {
     if (d >= documents) return end;
     const auto sequence = file->read_one<std::int64_t>(starts, d);
@@ -156,12 +156,12 @@ struct token_file {
   std::shared_ptr<const detail::data_file> file;
   token_type type = token_type::u8;
   std::int64_t count = 0;
-  document_index index{};  ///< without a file where the format has none
+  document_index index{};  ///< without a file if the format has no index
 };
 
 namespace detail {
 
-/// Reads the header fields of a Megatron index in order, and says where a file ends too early.
+/// Reads the header fields of a Megatron index in order. Throws an error with the place if the file ends too early.
 class index_reader {
  public:
   index_reader(const mapped_file& file, const std::string& flag) : file_(file), flag_(flag) {}
@@ -172,7 +172,7 @@ class index_reader {
     std::memcpy(&value, take(1, sizeof(T), what), sizeof(T));
     return value;
   }
-  /// `count` elements of `size` bytes; unaligned, so the caller copies each out.
+  /// Returns the next `count` elements of `size` bytes. They are unaligned, so the caller copies each.
   const std::byte* take(std::uint64_t count, std::uint64_t size, const char* what) {
     const std::uint64_t left = file_.bytes().size() - position_;
     if (count > left / size) {
@@ -184,7 +184,7 @@ class index_reader {
     return start;
   }
   std::uint64_t left() const { return file_.bytes().size() - position_; }
-  /// The byte that is read next.
+  /// Returns the position of the next byte.
   std::int64_t position() const { return static_cast<std::int64_t>(position_); }
   [[noreturn]] void bad(const std::string& what) const { fail({flag_, ": '", file_.path(), "' ", what}); }
 
@@ -203,7 +203,7 @@ T element(const std::byte* start, std::uint64_t index) {
 
 inline token_type megatron_token_type(const index_reader& index, std::uint8_t code) {
   using enum token_type;
-  constexpr token_type integers[] = {u8, i8, i16, i32, i64};  // of the codes from 1 on
+  constexpr token_type integers[] = {u8, i8, i16, i32, i64};  // types of the codes 1 to 5
   if (code == 6 || code == 7)
     index.bad(cat({"stores floating-point numbers (dtype code ", code, "); tokens are integers"}));
   if (code < 1 || code > 8) index.bad(cat({"has the unknown dtype code ", code, "; legal are 1 to 5 and 8"}));
@@ -212,11 +212,10 @@ inline token_type megatron_token_type(const index_reader& index, std::uint8_t co
 
 }  // namespace detail
 
-/// Opens Megatron-LM's indexed dataset. `path` is the `.bin`, the `.idx`, or what both names have in common. The
-/// sequences are read as one stream in the order of the file; samples may cross the borders of documents, as in
-/// Megatron's GPT data set, and the index says where those are. Index: "MMIDIDX\0\0", u64 version 1, u8 dtype code, u64
-/// sequences, u64 documents, i32 length of each sequence, i64 byte offset of each sequence, i64 first sequence of each
-/// document, perhaps one i8 mode each.
+/// Opens Megatron-LM's indexed dataset. `path` is the `.bin`, the `.idx`, or their common stem. Sequences are read as
+/// one stream in the order of the file. Samples may cross the borders of documents, as in Megatron's GPT data set. The
+/// index has: "MMIDIDX\0\0", u64 version 1, u8 dtype code, u64 sequences, u64 documents, i32 length of each sequence,
+/// i64 byte offset of each sequence, i64 first sequence of each document, and optionally one i8 mode each.
 inline token_file open_megatron(const std::string& path, const std::string& flag) {
   std::string stem = path;
   if (stem.ends_with(".bin") || stem.ends_with(".idx")) stem.resize(stem.size() - 4);
@@ -255,7 +254,7 @@ inline token_file open_megatron(const std::string& path, const std::string& flag
       index.bad(cat({"places sequence ", s, " at byte ", offset, " and the one before ends at ", end,
                      "; sequences must follow each other without gaps"}));
     }
-    end += length * size_of(type);  // cannot overflow: end <= bytes held before
+    end += length * size_of(type);  // cannot overflow: before it, end <= bytes
     if (end > bytes) {
       fail({flag, ": '", tokens->path(), "' is truncated: sequence ", s, " of its index ends at byte ", end,
             ", and the file has ", bytes});
@@ -276,7 +275,7 @@ inline token_file open_megatron(const std::string& path, const std::string& flag
   return {std::move(tokens), type, end / size_of(type), std::move(where)};
 }
 
-/// Opens a flat file of uint16 tokens, as nanoGPT's data scripts write it.
+/// Opens a flat file of uint16 tokens, as nanoGPT's data scripts write.
 inline token_file open_nanogpt(const std::string& path, const std::string& flag) {
   auto file = std::make_shared<const detail::data_file>(path, flag);
   const std::int64_t bytes = file->size();
@@ -292,9 +291,9 @@ inline token_file open_nanogpt(const std::string& path, const std::string& flag)
   return {std::move(file), token_type::u16, bytes / 2};
 }
 
-/// Throws `error` where a file does not look like the format that was guessed from its name: one of another program's,
-/// zero bytes in what would be text, and tokens of 32 or 64 bits where 16 are read. For data that do look so and are
-/// meant, the format is given by --data-format.
+/// Throws `error` if a file does not look like the format that was guessed from its name: it has the header of another
+/// program, zero bytes in a text, or tokens of 32 or 64 bits in place of 16. If the data are meant so, the user gives
+/// the format by --data-format.
 inline void check_guess(const token_file& tokens, const std::string& flag) {
   const bool text = tokens.type == token_type::u8;
   std::vector<std::uint8_t> start(static_cast<std::size_t>(std::min<std::int64_t>(tokens.file->size(), 1 << 14)));
@@ -309,8 +308,8 @@ inline void check_guess(const token_file& tokens, const std::string& flag) {
     if (std::find(start.begin(), start.end(), 0) != start.end()) refuse("is no text, as it has zero bytes");
     return;
   }
-  // Upper halves of little-endian words: zero below 65536, and below 4 for the largest vocabularies in use.
-  constexpr std::size_t fewest_bytes = 256;  // in which chance makes nothing look so
+  // The upper half of a little-endian 32-bit token is zero below 65536, and below 4 in the largest vocabularies in use.
+  constexpr std::size_t fewest_bytes = 256;  // fewer bytes may look so by chance
   int lower = 0, upper = 0;
   for (std::size_t i = 0; i + 4 <= start.size(); i += 4) {
     lower = std::max(lower, start[i] + 256 * start[i + 1]);
@@ -328,7 +327,7 @@ inline token_file open_bytes(const std::string& path, const std::string& flag) {
   return {std::move(file), token_type::u8, count};
 }
 
-/// Makes the tokens of a text.
+/// A function that returns the tokens of a text.
 using text_encoder = std::function<std::vector<std::int64_t>(std::string_view text)>;
 
 /// Reads a whole file as text.
@@ -344,7 +343,7 @@ inline token_file open_text(const std::string& path, const std::string& flag, co
   return {std::make_shared<const detail::data_file>(path, std::move(tokens)), token_type::i32, count};
 }
 
-/// Returns the format that `token_format::automatic` takes `path` for.
+/// Returns the format that `token_format::automatic` chooses for `path`.
 inline token_format guess_token_format(const std::string& path, bool has_tokenizer = false) {
   const auto exists = [](const std::string& name) {
     std::error_code ignored;
@@ -358,23 +357,24 @@ inline token_format guess_token_format(const std::string& path, bool has_tokeniz
   return has_tokenizer ? token_format::text : token_format::bytes;
 }
 
-/// The files of a token source, and how they are read.
+/// The files of a token source, and options for reading them.
 struct token_source_config {
-  std::vector<std::string> paths;  ///< one or more; joined in this order, with nothing in between
+  std::vector<std::string> paths;  ///< one or more; joined in this order
   token_format format = token_format::automatic;
-  std::int64_t vocab = 256;  ///< every token must be below
-  /// The token that ends a document; -1: documents end where the files' index says. The end of a file ends one too.
+  std::int64_t vocab = 256;  ///< every token must be below it
+  /// The token that ends a document; -1: documents end where the files' index says. The end of a file also ends a
+  /// document.
   std::int64_t end_of_document = -1;
   std::string flag = "--data";  ///< the option that names `paths`
 };
 
-/// One stream of tokens over one or several files, readable at any place. A copy shares the open files; reading is
-/// const and safe from several threads, and a file that becomes shorter while it is read is an `error`.
+/// One stream of tokens over one or several files, readable at any place. A copy shares the open files. Reading is
+/// const and safe from several threads. If a file becomes shorter while it is read, `error` is thrown.
 class token_source {
  public:
-  /// Opens every file and checks headers and sizes; throws `error` for no path, an empty file, a malformed or truncated
-  /// one, for files of different formats, and for one that does not look like what `automatic` takes it for. Token
-  /// values are checked where they are read (`read`, `token_counts`).
+  /// Opens every file and checks headers and sizes. Throws `error` if there is no path, for an empty, malformed or
+  /// truncated file, for files of different formats, and for a file that does not look like the format that `automatic`
+  /// chose. Token values are checked when they are read (`read`, `token_counts`).
   explicit token_source(token_source_config config, const text_encoder& encode = {}) : config_(std::move(config)) {
     const std::string& flag = config_.flag;
     if (config_.paths.empty()) fail({flag, ": no file given; name one or more text or token files"});
@@ -397,15 +397,15 @@ class token_source {
             ", and -1 for none"});
   }
 
-  /// Number of tokens of all files together; at least 1.
+  /// Returns the number of tokens of all files together; at least 1.
   std::int64_t size() const { return segments_.back().first + segments_.back().tokens.count; }
-  /// The format that was read; never `automatic`.
+  /// Returns the format of the files; never `automatic`.
   token_format format() const { return format_; }
   std::int64_t vocab() const { return config_.vocab; }
   const token_source_config& config() const { return config_; }
 
-  /// Copies tokens [first, first + count) to `out`. Throws `error` when the range is not inside [0, size()), and when a
-  /// token is negative or not below the vocabulary: the text names file, position, token and vocabulary.
+  /// Copies tokens [first, first + count) to `out`. Throws `error` if the range is not inside [0, size()), or if a
+  /// token is negative or not below the vocabulary. The text names file, position, token and vocabulary.
   void read(std::int64_t first, std::int64_t count, std::int64_t* out) const {
     require_inside(first, count);
     if (count == 0) return;
@@ -419,11 +419,12 @@ class token_source {
     }
   }
 
-  /// Returns whether it is known where documents begin and end: the files have an index, or a token ends documents.
+  /// Returns whether the source knows where documents begin and end: the files have an index, or a token ends
+  /// documents.
   bool knows_documents() const { return config_.end_of_document >= 0 || format_ == token_format::megatron; }
 
-  /// Writes, for each token of [first, first + count), where its document begins, or `from` <= first where that is
-  /// before. Throws `error` as `read`, and where `knows_documents` is false.
+  /// Writes for each token of [first, first + count) where its document begins, but at least `from`, which is <= first.
+  /// Throws `error` as `read`, and if `knows_documents` is false.
   void document_starts(std::int64_t from, std::int64_t first, std::int64_t count, std::int64_t* out) const {
     if (!knows_documents())
       fail({config_.flag, ": files of format ", name_of(format_),
@@ -435,7 +436,7 @@ class token_source {
 
  private:
   struct segment_t {
-    std::int64_t first;  // place of its first token in the stream
+    std::int64_t first;  // place of the file's first token in the stream
     token_file tokens;
   };
 
@@ -525,8 +526,8 @@ class token_source {
   std::vector<segment_t> segments_;
 };
 
-/// Entropy in nats of a distribution given by counts, or by shares that need not add up to 1: -sum p log p. The loss of
-/// the best model that ignores context.
+/// Returns the entropy in nats, -sum p log p, of a distribution given by counts, or by shares that need not add up to
+/// 1. It is the loss of the best model that ignores context.
 inline double entropy(std::span<const double> counts) {
   double total = 0;
   for (double n : counts) total += n;
@@ -537,7 +538,7 @@ inline double entropy(std::span<const double> counts) {
   return total > 0 ? sum / total : 0;
 }
 
-/// Returns how often each token of the vocabulary is in a whole source; reads all of it. Throws `error` as
+/// Returns how often each token of the vocabulary occurs in a source. Reads all of it. Throws `error` as
 /// `token_source::read`.
 inline std::vector<double> token_counts(const token_source& source) {
   std::vector<double> counts(static_cast<std::size_t>(source.vocab()));
@@ -551,7 +552,7 @@ inline std::vector<double> token_counts(const token_source& source) {
   return counts;
 }
 
-/// The tokens of a text by bytes.
+/// Returns the bytes of a text as tokens.
 inline std::vector<std::int64_t> encode_bytes(std::string_view text) {
   std::vector<std::int64_t> tokens;
   tokens.reserve(text.size());
@@ -559,8 +560,9 @@ inline std::vector<std::int64_t> encode_bytes(std::string_view text) {
   return tokens;
 }
 
-/// `text` made safe for a terminal: line feeds and tabs, unless it must be `one_line`, printable ASCII and well-formed
-/// UTF-8 stay; control characters (also U+0080 to U+009F, which some terminals obey) and stray bytes become `\xHH`.
+/// Returns `text` made safe for a terminal. Printable ASCII and well-formed UTF-8 stay, and so do line feeds and tabs
+/// unless `one_line`. Control characters (also U+0080 to U+009F, which some terminals obey) and stray bytes become
+/// `\xHH`.
 inline std::string printable(std::string_view text, bool one_line = false) {
   constexpr char digits[] = "0123456789abcdef";
   std::string out;
@@ -587,7 +589,7 @@ inline std::string printable(std::string_view text, bool one_line = false) {
   return out;
 }
 
-/// Tokens by bytes as printable text; a token that is no byte becomes `<token>`.
+/// Returns byte tokens as printable text. A token that is not a byte becomes `<token>`.
 inline std::string decode_bytes(std::span<const std::int64_t> tokens) {
   std::string out, run;
   for (std::int64_t token : tokens) {

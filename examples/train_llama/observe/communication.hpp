@@ -1,4 +1,4 @@
-// What each rank measures of its communication, by axes, and the mean and the worst of all ranks.
+// The times of each rank's communication, by axes, and their mean and worst over all ranks.
 #pragma once
 
 #include <algorithm>
@@ -17,17 +17,17 @@
 
 namespace plait {
 
-/// Returns the share of `seconds` under way in which the rank did not wait, 0 to 1; NaN where nothing was under way, or
-/// where it was not measured.
+/// Returns the share of the `seconds` of communication in which the rank did not wait, 0 to 1; NaN if there was none,
+/// or if it was not measured.
 inline double hidden_share(double seconds, double waited) {
   return seconds > 0 ? 1 - waited / seconds : std::numeric_limits<double>::quiet_NaN();
 }
 
 /// The communication of one rank over the groups of some axes.
 struct axis_times {
-  std::string axes;    ///< as the ledger names them: "dp", "cp+dp"
-  double seconds = 0;  ///< under way; NaN: not measured, as calls only enqueue work on a device
-  double waited = 0;   ///< of that, spent inside the communicator; NaN if unknown
+  std::string axes;    ///< names as in the ledger: "dp", "cp+dp"
+  double seconds = 0;  ///< from start to end of calls; NaN: not measured, because calls only enqueue work on a device
+  double waited = 0;   ///< part of `seconds` that the rank waited in the communicator; NaN if unknown
 
   double hidden() const { return hidden_share(seconds, waited); }
 };
@@ -35,25 +35,25 @@ struct axis_times {
 /// The communication of all ranks over the groups of some axes.
 struct axis_communication {
   std::string axes;
-  double seconds = 0;   ///< under way, mean over the ranks that have the group; NaN: not measured
-  double waited = 0;    ///< of that, spent inside the communicator, mean over these ranks; NaN if unknown
-  double worst = 0;     ///< the least hidden share of a rank; NaN if unknown
-  int worst_rank = -1;  ///< which rank has it
+  double seconds = 0;  ///< from start to end of calls, mean over the ranks with the group; NaN: not measured
+  double waited = 0;   ///< part of `seconds` that ranks waited in the communicator, mean of these ranks; NaN if unknown
+  double worst = 0;    ///< the least hidden share of a rank; NaN if unknown
+  int worst_rank = -1;  ///< the rank with the least hidden share
 
   double hidden() const { return hidden_share(seconds, waited); }
 };
 
-/// Reads a ledger for the time since a moment.
+/// Reads the communication since a moment from a ledger.
 class communication_clock {
  public:
-  /// The ledger must outlive it. Time begins now.
+  /// Begins now. The ledger must outlive the clock.
   explicit communication_clock(const ledger& book) : book_(&book) { begin(); }
 
-  /// Begins a new time. It is also needed after the ledger was cleared.
+  /// Begins again. Also needed after the ledger was cleared.
   void begin() { before_ = times(); }
 
-  /// Returns the times since then over each axes along which anything was called, in the ledger's order. What is still
-  /// under way counts once it has been waited for.
+  /// Returns the times since then for each set of axes with calls, in the ledger's order. An unfinished call counts
+  /// after it has been waited for.
   std::vector<axis_times> since() const {
     std::vector<axis_times> now = times(), out;
     for (std::size_t i = 0; i < now.size(); ++i) {
@@ -90,15 +90,15 @@ struct sent_axis_times {
 
 }  // namespace detail
 
-/// Returns the mean and the worst rank of what each rank has measured, in the order in which ranks name axes. The
-/// result is equal on every rank. Collective over `ranks`, so the place to ask is between steps, and not in every one:
+/// Returns the mean and the worst rank of the times of all ranks, in the order in which ranks name axes. The result is
+/// equal on every rank. Collective over `ranks`, so call it between steps, and not after every step:
 ///
 ///     communication_clock clock(world.ledger());
 ///     step.run(ctx);
 ///     for (const axis_communication& c : communication_of_ranks(device, world.root(), clock.since())) ...
 ///
-/// It takes two collectives, or one where the caller knows how many records a rank has at most. (Ranks that wait for
-/// each other here wait for gathers that a step has left on their way: `training_step::on_norm` is before them.)
+/// It takes two collectives, or one if the caller gives the largest number of records of a rank. Here ranks also wait
+/// for gathers that a step has started. A call in `training_step::on_norm` comes before these gathers.
 template <compute_device Device>
 std::vector<axis_communication> communication_of_ranks(Device& device, any_communicator& ranks,
                                                        const std::vector<axis_times>& mine, std::size_t most = 0) {
@@ -112,7 +112,7 @@ std::vector<axis_communication> communication_of_ranks(Device& device, any_commu
     std::copy(t.axes.begin(), t.axes.end(), s.axes);
     s.seconds = t.seconds, s.waited = t.waited;
   }
-  if (own.size() < most) own.resize(most);  // records without a label
+  if (own.size() < most) own.resize(most);  // pads with records without a label
   const std::vector<std::vector<detail::sent_axis_times>> all =
       most > 0 ? gather_equal_records(device, ranks, own) : gather_records(device, ranks, own);
   std::vector<axis_communication> out;

@@ -35,7 +35,7 @@ struct curve_series {
   bool marks = false;               ///< whether each point has a mark
 };
 
-/// A horizontal line to compare with, for instance the text's unigram entropy.
+/// A horizontal line for comparison, for instance the text's unigram entropy.
 struct curve_reference {
   std::string name;
   double y = 0;
@@ -45,14 +45,14 @@ struct curve_chart {
   std::string title = "Training loss";
   std::string x_label = "step";
   std::string y_label = "loss (nats per token)";
-  std::vector<curve_series> series{};  ///< drawn in this order; at most four have colours of their own
+  std::vector<curve_series> series{};  ///< drawn in this order; at most four have different colours
   std::optional<curve_reference> reference{};
   double width = 860, height = 480;
 };
 
 namespace detail {
 
-/// Places for about `count` ticks in [low, high]: multiples of 1, 2 or 5 times a power of ten.
+/// About `count` ticks in [low, high], at multiples of 1, 2 or 5 times a power of ten.
 struct curve_ticks {
   double step = 1;
   int digits = 0;  // after the point
@@ -71,7 +71,7 @@ struct curve_ticks {
   }
 };
 
-/// A text within XML or HTML. Control characters other than ends of lines become blanks.
+/// Returns a text escaped for XML or HTML. Control characters other than ends of lines become blanks.
 inline std::string xml_text(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -85,13 +85,13 @@ inline std::string xml_text(std::string_view text) {
   return out;
 }
 
-/// The value in a legend: three digits after the point, or as many as are of use.
+/// Returns a value for a legend: three digits after the point, or as many as are useful.
 inline std::string value_text(double value) {
   const double size = std::abs(value);
   if (size == 0 || (size >= 0.1 && size < 1000)) return fmt::format("{:.3f}", value);
   return size >= 1000 && size < 1e7 ? fmt::format("{:.0f}", value) : fmt::format("{:.3g}", value);
 }
-/// A tick's label; very large and small numbers with an exponent.
+/// Returns a tick's label. Very large and small numbers have an exponent.
 inline std::string tick_text(double value, const curve_ticks& ticks) {
   if (std::abs(value) < ticks.step * 1e-6) return "0";
   const double largest = std::max(std::abs(ticks.at.front()), std::abs(ticks.at.back()));
@@ -101,8 +101,8 @@ inline std::string tick_text(double value, const curve_ticks& ticks) {
 /// The text of an SVG image; coordinates are its user units.
 class svg_image {
  public:
-  /// Begins with a ground and the colours of texts and lines. They are light by default; viewers that are dark get a
-  /// dark ground. `rules` are more of each: all, and those of dark viewers.
+  /// Begins with a background and the colours of texts and lines: light, or dark in dark viewers. `rules` are more
+  /// style rules, and `dark_rules` those of dark viewers.
   svg_image(double width, double height, std::string_view rules = "", std::string_view dark_rules = "") {
     add(R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0:.0f} {1:.0f}" width="{0:.0f}" height="{1:.0f}" )"
         "font-family=\"Helvetica, Arial, DejaVu Sans, sans-serif\" font-size=\"12\">\n<style>"
@@ -125,7 +125,7 @@ class svg_image {
   void rectangle(double x, double y, double w, double h, std::string_view kind) {
     add("<rect class=\"{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\"/>\n", kind, x, y, w, h);
   }
-  /// Returns the image, which is whole then.
+  /// Ends the image and returns it.
   std::string end() { return std::move(text_) + "</svg>\n"; }
 
  private:
@@ -149,11 +149,11 @@ class curve_drawing {
 
  private:
   static constexpr double left = 66, top = 78;
-  static constexpr std::array<const char*, 4> colours{"#2f7fc4", "#d1571b", "#2f9a55", "#8f63bd"};  // on any ground
+  static constexpr std::array<const char*, 4> colours{"#2f7fc4", "#d1571b", "#2f9a55", "#8f63bd"};  // visible on both
   static constexpr const char* reference_colour = "#888";
-  static constexpr std::size_t crowd = 380;  // points of a series that is drawn in columns of two units
+  static constexpr std::size_t crowd = 380;  // a series of more points is drawn in columns of two units
 
-  // A run that diverges to 1e30 has nothing left to show, and differences of such values would overflow.
+  // Values beyond 1e30 are left out: differences of such values would overflow.
   static bool finite(double v) { return std::abs(v) < 1e30; }
   static bool finite(const curve_point& p) { return finite(p.x) && finite(p.y); }
   double x_of(double x) const { return left + (x - x_low_) / (x_high_ - x_low_) * (right_ - left); }
@@ -214,7 +214,8 @@ class curve_drawing {
     out_.add("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\"/>\n", x, y, colour);
   }
 
-  /// One polyline for each run of finite points, a mark for a run of one, and if `marks` for each point.
+  /// Draws a polyline for each run of finite points. Draws a mark for a run of one point, and with `marks` for each
+  /// point.
   void polyline(const std::vector<curve_point>& points, std::string_view colour, bool marks) {
     for (std::size_t begin = 0; begin < points.size();) {
       if (!finite(points[begin])) {
@@ -264,7 +265,7 @@ class curve_drawing {
     polyline(means, colour, series.marks);
   }
 
-  /// Under the title: a stroke and the name of each curve with its last value, then the reference.
+  /// Draws under the title a stroke and the name of each curve with its last value, then the reference.
   void legend() {
     double x = 12, y = 44;
     const auto item = [&](const std::string& name, std::string_view colour, std::string_view dash, bool marks) {
@@ -296,11 +297,11 @@ class curve_drawing {
 
 }  // namespace detail
 
-/// A line chart as a standalone SVG image. Without any finite point it says "no data". A series of more
-/// than 380 points is drawn as its range and mean per column, so the size of the image is bounded.
+/// Returns a line chart as a standalone SVG image. Without any finite point it says "no data". A series of more than
+/// 380 points is drawn as its range and mean per column, so the size of the image is bounded.
 inline std::string curve_svg(const curve_chart& chart) { return detail::curve_drawing(chart).svg(); }
 
-/// Writes the chart in one step; `error` naming `flag` when it cannot.
+/// Writes the chart atomically. Throws `error` with `flag` if that fails.
 inline void write_curve(const curve_chart& chart, const std::string& path, const std::string& flag = "curve") {
   write_file_atomically(path, curve_svg(chart), flag);
 }
@@ -343,12 +344,13 @@ class pipeline_drawing {
   static double panel_height(const pipeline_timeline& t) {
     return head + static_cast<double>(t.ranks.size()) * rank_height(t) + foot;
   }
-  /// Of a rank's passes and of the lanes under them.
+  /// Returns the height of a rank's passes and of the lanes under them.
   static double rank_height(const pipeline_timeline& t) {
     return row + gap + static_cast<double>(lanes_of(t).size()) * (lane + 1);
   }
 
-  /// What the lanes beside the passes show: all reductions alike, and the norm in the lane of the updates.
+  /// The kinds of entries in the lanes under the passes. All reductions are one kind. The norm is in the lane of
+  /// updates.
   struct lane_kind {
     step_op op, lane;
     const char *name, *colour;
@@ -357,7 +359,7 @@ class pipeline_drawing {
                                                         {step_op::reduce, step_op::reduce, "reduction", "#d03961"},
                                                         {step_op::norm, step_op::update, "norm", "#757f8a"},
                                                         {step_op::update, step_op::update, "update", "#d1b21a"}}};
-  /// Null for what no lane shows.
+  /// Returns the kind of an operation; null if no lane shows it.
   static const lane_kind* kind_of(step_op op) {
     const bool reduces = op == step_op::reduce_copies || op == step_op::reduce_ties;
     for (const lane_kind& kind : lane_kinds)
@@ -380,7 +382,7 @@ class pipeline_drawing {
     return lanes;
   }
 
-  /// One hue for each kind, from deep for the first chunk to pale for the last.
+  /// Returns a colour: one hue for each kind, from deep for the first chunk to pale for the last.
   static std::string colour(action_kind kind, int chunk, int chunks) {
     using rgb = std::array<double, 3>;
     constexpr rgb deep_and_pale[4][2] = {{{37, 93, 157}, {123, 170, 224}},
@@ -398,7 +400,7 @@ class pipeline_drawing {
     return chunks > 1 && 2 * chunk > chunks - 1 - (kind == action_kind::weight_backward ? 1 : 0);
   }
 
-  /// A class for each colour in use: most of the image is its cells.
+  /// Returns a style class for each colour in use, because cells are most of the image.
   std::string colours() const {
     std::string rules =
         ".idle{fill:#e7e9ec}.on{fill:#fff;font-size:10px;text-anchor:middle}"
@@ -446,7 +448,7 @@ class pipeline_drawing {
       for (const timed_action& a : t.ranks[r]) cell(t, static_cast<int>(r), a, x_of(a.start), x_of(a.end), top);
       std::vector<action> order;
       for (const timed_action& a : t.ranks[r])
-        if (order.empty() || !(order.back() == a.action)) order.push_back(a.action);  // once where it is there in parts
+        if (order.empty() || !(order.back() == a.action)) order.push_back(a.action);  // an action in parts counts once
       if (r < t.beside.size()) lanes(t, t.beside[r], x_of, top + row + 1);
       out_.text(right + 62, top + 16, percent(t.idle(r)), "class=\"s\" text-anchor=\"end\"");
       out_.text(width - 12, top + 16, number(static_cast<double>(peak_chunks(order)) / t.shape.chunks),
@@ -461,7 +463,7 @@ class pipeline_drawing {
     }
   }
 
-  /// The lanes of a rank, from `y` down.
+  /// Draws the lanes of a rank, from `y` down.
   template <class Scale>
   void lanes(const pipeline_timeline& t, const std::vector<timed_entry>& beside, const Scale& x_of, double y) {
     for (const step_op op : lanes_of(t)) {
@@ -485,8 +487,9 @@ class pipeline_drawing {
   static double number_width(const pipeline_timeline& t) {
     return 5.8 * static_cast<double>(std::to_string(t.shape.microbatches - 1).size()) + 2;
   }
-  /// A kind's cells have their microbatch written in them where the longest number fits in one of mean width: some with
-  /// and some without would read as a meaning. Of whole steps, whose actions may be there in parts, small parts do not.
+  /// Decides for each kind whether its cells show the number of their microbatch: they do if the longest number fits in
+  /// a cell of mean width. All cells of a kind show it or none, because a difference would look like a meaning. In
+  /// whole steps, where actions may be in parts, small parts show none.
   void find_numbered(const pipeline_timeline& t, double scale) {
     const double need = number_width(t);
     for (std::size_t kind = 0; kind < 4; ++kind) {
@@ -501,7 +504,7 @@ class pipeline_drawing {
   void cell(const pipeline_timeline& t, int rank, const timed_action& a, double from, double to, double top) {
     const action_kind kind = a.action.kind;
     const int chunk = a.action.chunk, chunks = t.shape.chunks;
-    const double line = to - from > 3 ? 0.7 : 0;  // what parts neighbours, where it would not eat them up
+    const double line = to - from > 3 ? 0.7 : 0;  // a gap between neighbours, if they are wide enough
     if (tooltips_)
       out_.add("<g><title>{}, stage {}: {} to {}</title>", describe(a.action), t.shape.stage_of(rank, chunk),
                number(a.start - t.begin()), number(a.end - t.begin()));
@@ -512,7 +515,7 @@ class pipeline_drawing {
     if (tooltips_) out_.add("</g>\n");
   }
 
-  /// The kinds that occur, those of passes each with the shades of its chunks.
+  /// Draws the legend of the kinds that occur; passes have the shades of their chunks.
   void legend(double y) {
     constexpr std::array<const char*, 4> names{"forward", "backward", "input gradient", "weight gradient"};
     const pipeline_timeline* widest = nullptr;
@@ -546,54 +549,54 @@ class pipeline_drawing {
   svg_image out_;
   double longest_ = 0;              // one scale of time for all timelines
   bool tooltips_ = true;            // the name and times of an action under the pointer
-  std::array<bool, 4> numbered_{};  ///< of the panel being drawn, by kind
+  std::array<bool, 4> numbered_{};  ///< whether cells have numbers in the present panel, by kind
 };
 
 }  // namespace detail
 
-/// Timelines, simulated or measured, one under the other, as a standalone SVG image 960 wide: a row for each rank, a
-/// colour for each kind and chunk, the number of the microbatch where it fits, idle time as the ground of a row, and
-/// each rank's idle share and peak of activations (in microbatch-stages) beside it. Timelines of whole steps have lanes
-/// under each row for gathers, for reductions, and for the norm and updates.
+/// Returns timelines, simulated or measured, one under the other, as a standalone SVG image 960 wide. Each rank has a
+/// row, and each kind and chunk a colour. Cells have the number of the microbatch if it fits. Idle time is the
+/// background of a row. At the side are each rank's idle share and peak of activations (in microbatch-stages).
+/// Timelines of whole steps have lanes under each row for gathers, for reductions, and for the norm and updates.
 inline std::string pipeline_svg(const std::vector<pipeline_timeline>& timelines) {
   return detail::pipeline_drawing(timelines).svg();
 }
 
-/// Writes the image in one step; `error` naming `flag` when it cannot.
+/// Writes the image atomically. Throws `error` with `flag` if that fails.
 inline void write_pipeline_svg(const std::vector<pipeline_timeline>& timelines, const std::string& path,
                                const std::string& flag = "timeline") {
   write_file_atomically(path, pipeline_svg(timelines), flag);
 }
 
-/// Something that a rank did, from when to when: a compute, a collective, a message, a save.
+/// An event of a rank, with its times: a computation, a collective, a message, a save.
 struct trace_event {
   int rank = 0;
-  int track = 0;              ///< of the rank's own, for instance 0 for what it computes and 1 for what it sends
+  int track = 0;              ///< one of the rank's tracks, for instance 0 for computation and 1 for communication
   std::string name{};         ///< "F3.1", "all_reduce"
   std::string category{};     ///< "compute", "collective", "p2p"; viewers filter by it
-  std::int64_t start_ns = 0;  ///< of one clock for all ranks
+  std::int64_t start_ns = 0;  ///< by one clock for all ranks
   std::int64_t duration_ns = 0;
-  std::uint64_t bytes = 0;     ///< moved; 0: none, and not shown
+  std::uint64_t bytes = 0;     ///< moved; 0: not shown
   std::string axis{};          ///< mesh axis of a communication; empty: not shown
-  std::uint64_t flow_out = 0;  ///< an arrow begins where this event ends, and leads to the event whose `flow_in` is
-  std::uint64_t flow_in = 0;   ///< the same number; 0: none. A number is used by one pair of events.
+  std::uint64_t flow_out = 0;  ///< an arrow leads from the end of this event to the event with this number as `flow_in`
+  std::uint64_t flow_in = 0;   ///< 0: no arrow. Each number is used by one pair of events.
 };
 
-/// The name of a track; tracks without a name are called by their number.
+/// The name of a track. A track without a name has its number as name.
 struct trace_track {
   int rank = 0;
   int track = 0;
   std::string name;
 };
 
-/// Events of any ranks in any order, as each rank collects them.
+/// Events of all ranks, in any order.
 struct trace {
   std::vector<trace_event> events;
   std::vector<trace_track> tracks;
 };
 
-/// The trace in the JSON format of chrome://tracing and ui.perfetto.dev: a process for each rank, a thread for each of
-/// its tracks, a complete event for each event, and arrows. Times count from the earliest start.
+/// Returns the trace in the JSON format of chrome://tracing and ui.perfetto.dev: a process for each rank, a thread for
+/// each of its tracks, a complete event for each event, and arrows. Times count from the earliest start.
 inline std::string to_chrome_trace(const trace& t) {
   std::int64_t origin = std::numeric_limits<std::int64_t>::max();
   std::set<int> ranks;
@@ -617,7 +620,7 @@ inline std::string to_chrome_trace(const trace& t) {
     lines.push_back(fmt::format(R"({{"ph":"X","name":{},"cat":{},{},"ts":{},"dur":{},"args":{{{}}}}})",
                                 json_string(e.name), json_string(e.category), place, start, microseconds(e.duration_ns),
                                 fmt::join(args, ",")));
-    // An arrow's ends must lie within their events, so the first is just before the end.
+    // The ends of an arrow must be within their events, so the first is just before the event's end.
     const std::int64_t last = e.start_ns - origin + std::max<std::int64_t>(0, e.duration_ns - 1);
     if (e.flow_out != 0)
       lines.push_back(fmt::format(R"({{"ph":"s","name":"p2p","cat":"flow",{},"ts":{},"id":{}}})", place,
@@ -629,12 +632,12 @@ inline std::string to_chrome_trace(const trace& t) {
   return fmt::format("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n", fmt::join(lines, ",\n"));
 }
 
-/// Writes the trace in one step; `error` naming `flag` when it cannot.
+/// Writes the trace atomically. Throws `error` with `flag` if that fails.
 inline void write_chrome_trace(const trace& t, const std::string& path, const std::string& flag = "trace") {
   write_file_atomically(path, to_chrome_trace(t), flag);
 }
 
-/// A pipeline's timeline as events, with an arrow from the action that makes a message to the one that needs it.
+/// Returns a pipeline's timeline as events, with arrows from actions that send a message to those that need it.
 /// `ns_per_unit` is the length of the timeline's unit.
 inline trace trace_of(const pipeline_timeline& timeline, double ns_per_unit) {
   trace t;

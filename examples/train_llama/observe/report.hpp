@@ -1,4 +1,4 @@
-// Makes a page of a training run from its log: one HTML file with its numbers and pictures, which loads nothing.
+// Makes a page about a training run from its log: one HTML file with numbers and pictures, which needs no other files.
 #pragma once
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@
 
 namespace plait {
 
-/// The losses of a log's steps up to `last`, and the held-out losses, which have marks.
+/// Returns the losses of a log's steps up to `last`, and the held-out losses, which have marks.
 inline std::vector<curve_series> loss_curves(const run_log& log,
                                              std::int64_t last = std::numeric_limits<std::int64_t>::max()) {
   std::vector<curve_series> curves{{"training", {}}, {"held out", {}, true}};
@@ -34,7 +34,7 @@ inline std::vector<curve_series> loss_curves(const run_log& log,
 
 namespace detail {
 
-/// Light and dark colours as in the pictures, of which three or fewer stand side by side.
+/// The style: light and dark colours as in the pictures, and up to three pictures in a row.
 inline constexpr std::string_view report_style = R"(
 :root{color-scheme:light dark}
 body{margin:0 auto;padding:16px;max-width:1320px;font:15px/1.45 Helvetica,Arial,"DejaVu Sans",sans-serif;color:#222;background:#f4f5f7}
@@ -117,7 +117,7 @@ class report_writer {
     section("whole", "", fmt::format("<dl>\n{}</dl>\n", list));
   }
 
-  /// One curve over the steps; `value` takes the numbers of a step.
+  /// Returns one curve over the steps. `value` returns its value for a step.
   template <class Value>
   curve_series series(std::string name, Value&& value) const {
     curve_series out{std::move(name), {}};
@@ -153,7 +153,7 @@ class report_writer {
     return {axes, nan, nan};
   }
 
-  /// Of each axes the means over the steps that have measured them.
+  /// Writes the means of each set of axes over the steps that have measured it.
   void communication() {
     std::vector<axis_communication> means;
     double longest = 0;
@@ -202,18 +202,18 @@ class report_writer {
   }
 
   const run_log& log_;
-  std::vector<const logged_step*> steps_;  ///< those that have numbers
-  std::vector<std::string> axes_;          ///< that are communicated over, in the order of the log
+  std::vector<const logged_step*> steps_;  ///< the steps that have numbers
+  std::vector<std::string> axes_;          ///< the axes with communication, in the order of the log
   std::string out_;
 };
 
 }  // namespace detail
 
-/// Returns the page of a run: what its log lacks is left out.
+/// Returns the page of a run. Parts that need missing data are left out.
 inline std::string report_page(const run_log& log) { return detail::report_writer(log).page(); }
 
-/// Writes the page of the run whose log is in the file `log`. Throws `error` that names `log_flag` and the line where
-/// the log is none, and `page_flag` where the page cannot be written.
+/// Writes the page of the run whose log is in the file `log`. Throws `error` with `log_flag` and the line if the file
+/// is not a log, and with `page_flag` if the page cannot be written.
 inline void write_report(const std::string& log, const std::string& page, const std::string& log_flag,
                          const std::string& page_flag) {
   const std::string text = read_file(log, log_flag, std::numeric_limits<std::size_t>::max());

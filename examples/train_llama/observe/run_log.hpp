@@ -1,4 +1,4 @@
-// The steps of a training run: for people as a line of progress, and as a log of JSON lines, which is read again.
+// The steps of a training run as a line of progress, and as a log of JSON lines, which can be read again.
 #pragma once
 
 #include <fcntl.h>
@@ -46,19 +46,18 @@ struct step_record {
   std::int64_t step = 0;         ///< counted from 1: steps finished
   double loss = 0;               ///< nats per counted token of the global batch
   double grad_norm = 0;          ///< before clipping
-  double lr = 0;                 ///< applied in this step
+  double lr = 0;                 ///< in this step
   double tokens_per_second = 0;  ///< of all ranks together
-  double comm_share = 0;         ///< share of the step's time that was spent waiting in communication, 0 to 1; NaN: not
-                                 ///< measured
-  double mfu = 0;                ///< model flops utilisation, 0 to 1; 0: not known
+  double comm_share = 0;         ///< share of the step's time that waited for communication, 0 to 1; NaN: not measured
+  double mfu = 0;                ///< model flops utilisation, 0 to 1; 0: unknown
   bool skipped = false;          ///< whether the gradients were not finite, so that no weight has changed
-  std::vector<axis_communication> communication{};  ///< of all ranks; empty: none, or not known for this step
-  double auxiliary = 0;                             ///< the loss's terms of routers; 0: there are none
-  double expert_imbalance = 0;  ///< the largest `router_statistics::imbalance` of a layer; 0: not known for this step
-  std::map<std::int64_t, router_statistics> routers{};  ///< by layer; empty: none, or not known for this step
+  std::vector<axis_communication> communication{};  ///< of all ranks; empty: none, or unknown for this step
+  double auxiliary = 0;                             ///< the routers' terms of the loss; 0: none
+  double expert_imbalance = 0;  ///< the largest `router_statistics::imbalance` of a layer; 0: unknown for this step
+  std::map<std::int64_t, router_statistics> routers{};  ///< by layer; empty: none, or unknown for this step
 };
 
-/// A duration as people read it: "8 s", "3 min 05 s", "2 h 07 min", "4 d 03 h"; "?" for what is no time.
+/// Returns a duration as text: "8 s", "3 min 05 s", "2 h 07 min", "4 d 03 h"; "?" if it is not a time.
 inline std::string format_duration(double seconds) {
   if (!(seconds >= 0) || seconds > 1e9) return "?";
   const auto s = std::llround(seconds);
@@ -68,14 +67,14 @@ inline std::string format_duration(double seconds) {
   return fmt::format("{} d {:02} h", s / 86400, s / 3600 % 24);
 }
 
-/// A rate in three digits: "812", "12.4k", "3.07M".
+/// Returns a rate in three digits: "812", "12.4k", "3.07M".
 inline std::string format_rate(double value) {
   if (!(value >= 0) || value > 1e15) return "?";
   return three_digits(value, {"", "k", "M", "G", "T"});
 }
 
-/// Returns the share of the communication over each axis that was hidden behind something else, as "hidden dp 93% tp
-/// 0%"; "" if nothing was communicated or measured.
+/// Returns the hidden share of the communication over each axis, as "hidden dp 93% tp 0%"; "" if there was none or it
+/// was not measured.
 inline std::string format_hidden(const std::vector<axis_communication>& communication) {
   std::string text;
   for (const axis_communication& c : communication)
@@ -84,8 +83,8 @@ inline std::string format_hidden(const std::vector<axis_communication>& communic
   return text;
 }
 
-/// The progress line of `record`, without a line end; what is not known is left out. What matters most comes first, for
-/// a narrow terminal has no room for the rest.
+/// Returns the progress line of `record`, without a line end and without unknown values. Important values come first,
+/// because a narrow terminal shows only these.
 inline std::string format_progress(const step_record& record, std::int64_t steps, double seconds_left) {
   std::string text =
       fmt::format("{} left  step {}/{}  loss {:.4f}  grad {:.3f}  {} tok/s", format_duration(seconds_left), record.step,
@@ -97,7 +96,7 @@ inline std::string format_progress(const step_record& record, std::int64_t steps
   return hidden.empty() ? text : text + "  " + hidden;
 }
 
-/// The items of a progress line that fit the columns of a terminal whole.
+/// Returns the items of a progress line that fit in the columns of a terminal.
 inline std::string_view first_columns(std::string_view line, std::size_t columns) {
   if (line.size() <= columns) return line;
   const std::size_t end = line.rfind("  ", columns);
@@ -106,17 +105,17 @@ inline std::string_view first_columns(std::string_view line, std::size_t columns
 
 struct progress_config {
   std::int64_t steps = 0;       ///< of the whole training
-  std::int64_t first_step = 0;  ///< steps finished before, when training resumes
-  std::int64_t every = 10;      ///< steps between lines where there is no terminal; the first and last have one
+  std::int64_t first_step = 0;  ///< steps of earlier runs, if training resumes
+  std::int64_t every = 10;      ///< steps between lines without a terminal; the first and last step have one
 };
 
-/// Shows how training goes, on one rank. On a terminal it is one line that is rewritten at most ten times a second;
-/// else, in a file or pipe, plain lines. Output errors are ignored: a closed terminal must not end a training run.
+/// Shows the progress of training, on one rank. On a terminal it is one line, rewritten at most ten times a second. In
+/// a file or pipe it is plain lines. Output errors are ignored, because a closed terminal must not end a training run.
 class progress {
  public:
   using clock = std::chrono::steady_clock;
 
-  /// Writes to `out`, which must outlive this; whether it is a terminal is found out.
+  /// Writes to `out`, which must outlive this object, and checks whether it is a terminal.
   explicit progress(progress_config config, std::FILE* out = stderr)
       : progress(std::move(config), out, ::isatty(::fileno(out)) == 1) {}
   progress(progress_config config, std::FILE* out, bool terminal)
@@ -127,7 +126,7 @@ class progress {
   progress(const progress&) = delete;
   progress& operator=(const progress&) = delete;
 
-  /// After each step. The remaining time follows from the mean duration of recent steps.
+  /// Shows a step. Call it after each step. The remaining time is estimated by the mean duration of recent steps.
   void update(const step_record& record) { update(record, clock::now()); }
   void update(const step_record& record, clock::time_point now) {
     const double seconds = std::chrono::duration<double>(now - last_).count();
@@ -149,7 +148,7 @@ class progress {
     draw();
   }
 
-  /// Leaves the last line standing and ends it. Further calls do nothing until the next update.
+  /// Ends the last line, which stays. Further calls do nothing until the next update.
   void finish() {
     if (!shown_) return;
     draw();
@@ -184,7 +183,7 @@ class progress {
   bool shown_ = false;
 };
 
-/// The communication of a step or of several, by axes, as it is logged.
+/// Returns the communication of one or several steps, by axes, for the log.
 inline json_object communication_object(const std::vector<axis_communication>& communication) {
   json_object all;
   for (const axis_communication& c : communication)
@@ -197,7 +196,7 @@ inline json_object communication_object(const std::vector<axis_communication>& c
   return all;
 }
 
-/// What routers did in a step, by layer, as it is logged.
+/// Returns the routers' statistics of a step, by layer, for the log.
 inline json_object routers_object(const std::map<std::int64_t, router_statistics>& routers) {
   json_object all;
   for (const auto& [layer, of] : routers) {
@@ -209,26 +208,26 @@ inline json_object routers_object(const std::map<std::int64_t, router_statistics
   return all;
 }
 
-/// The log of a training run, one JSON object per line: a line for each step,
-/// `{"step": 1, "loss": .., "grad_norm": .., "lr": .., "tokens_per_second": .., "comm_share": ..}`, then
-/// `"mfu": ..` if that is known and `"skipped": true` if the step was, and at last one line `{"summary": {..}}`. Where
-/// ranks communicate there is also `"communication": {"dp": {"seconds": .., "waited": .., "hidden": .., "worst": ..,
-/// "worst_rank": ..}, ..}`, with the members of `axis_communication` for each axes; `null` is what was not measured.
-/// Mixtures of experts have `"auxiliary": ..`, `"expert_imbalance": ..` and, in steps that are printed as lines too,
+/// The log of a training run, one JSON object per line: a line for each step, and at last one line `{"summary": {..}}`.
+/// A step is `{"step": 1, "loss": .., "grad_norm": .., "lr": .., "tokens_per_second": .., "comm_share": ..}`, with
+/// `"mfu": ..` if known, and `"skipped": true` if the step was skipped. If ranks communicate, there is also
+/// `"communication": {"dp": {"seconds": .., "waited": .., "hidden": .., "worst": .., "worst_rank": ..}, ..}`. It has
+/// the members of `axis_communication` for each set of axes; values that were not measured are `null`.
+///
+/// Models with experts have `"auxiliary": ..` and `"expert_imbalance": ..`. Steps that are also printed have
 /// `"routers": {"1": {"load": [..], "dropped": [..], "entropy": ..}, ..}`, with the members of `router_statistics` for
-/// each layer; `dropped` is there where there is a limit. Doubles read back exactly; NaN and infinities are `null`.
-/// Each line reaches the operating system before the call returns, so a killed run keeps all lines but the one being
+/// each layer; `dropped` is there only with a limit. Doubles read back exactly; NaN and infinities are `null`. Each
+/// line reaches the operating system before the call returns. So a killed run keeps all lines except the one being
 /// written.
 class json_log {
  public:
-  /// Starts an empty log, or, where the run `resumes` an earlier one, continues the file that is there, without
-  /// the line at its end that a killed run may have left torn. Lines of an earlier run are kept otherwise: their file
-  /// is renamed, see `kept`. Throws `error` naming `flag` when the log cannot be written, and when another log writes
-  /// to it: what is there stays.
+  /// Starts an empty log. If the run `resumes` an earlier one, it continues the existing file, and removes a torn last
+  /// line of a killed run. Otherwise the existing file is renamed (`kept`). Throws `error` with `flag` if the log
+  /// cannot be written, or if another log writes to the file; the file then stays as it is.
   explicit json_log(std::string path, std::string flag = "log", bool resumes = false)
       : path_(std::move(path)), flag_(std::move(flag)) {
     open();
-    int kept = -1;  // the file of an earlier run, locked until the new one is
+    int kept = -1;  // the file of an earlier run, locked until the new file is locked
     try {
       if (resumes) {
         drop_torn_line();
@@ -263,9 +262,9 @@ class json_log {
     if (!record.communication.empty()) line.add("communication", communication_object(record.communication));
     write(line);
   }
-  /// The hashes of all parameters after so many steps, 0 before the first, in the order of the model:
-  /// `{"hashes": {"step": 4, "weights": {"model.norm.weight": "00000000000000ff", ..}, "gradients": {..}}}`, the
-  /// gradients where there are any.
+  /// Writes the hashes of all parameters after `step` steps (0: before the first), in the order of the model, as
+  /// `{"hashes": {"step": 4, "weights": {"model.norm.weight": "00000000000000ff", ..}, "gradients": {..}}}`. Gradients
+  /// are there only if `all` has them.
   void hashes(std::int64_t step, const std::vector<parameter_hash>& all) {
     json_object weights, gradients, line;
     bool any = false;
@@ -278,11 +277,12 @@ class json_log {
     if (any) line.add("gradients", gradients);
     write(json_object().add("hashes", line));
   }
-  /// The last line. `values` is the caller's, for instance `peak_bytes`, `bytes_sent` with one member per axis,
+  /// Writes the last line. `values` may have any members, for instance `peak_bytes`, `bytes_sent` with one member per
+  /// axis,
   /// `communication` of all steps, `weights_hash`. `read_run_log` reads `held_out_loss` after `steps`, `peak_bytes`,
   /// texts by name in `options`, bytes by part in `memory`, and an SVG image in `timeline`.
   void summary(const json_object& values) { write(json_object().add("summary", values)); }
-  /// Any other line; a reader tells lines apart by their keys.
+  /// Writes another line. A reader recognizes lines by their keys.
   void write(const json_object& line) {
     std::string text = line.text() + "\n";
     for (std::string_view rest = text; !rest.empty();) {
@@ -292,13 +292,13 @@ class json_log {
     }
   }
 
-  /// Returns the name that the log of an earlier run has now: "train.jsonl.1" of "train.jsonl", with the first number
-  /// that is free. Empty: there was none.
+  /// Returns the new name of an earlier run's log: "train.jsonl.1" for "train.jsonl", with the first free number. Empty
+  /// if there was no such log.
   const std::string& kept() const { return kept_; }
 
  private:
-  /// Opens the log, and locks the file that has its name then: between the two, another run may rename the one that was
-  /// opened.
+  /// Opens and locks the log. Between the two, another run may rename the opened file. So it repeats this until the
+  /// locked file has the log's name.
   void open() {
     while (true) {
       file_ =
@@ -315,20 +315,20 @@ class json_log {
       close();
     }
   }
-  /// Cuts the file behind its last whole line: what is appended to a part of one would be no line either. Only a
-  /// regular file has such an end.
+  /// Cuts the file after its last whole line, because text appended to a torn line would be torn, too. Does nothing
+  /// unless it is a regular file.
   void drop_torn_line() {
     struct ::stat file {};
     if (::fstat(file_, &file) != 0) refuse("cannot ask for the size of");
     if (!S_ISREG(file.st_mode) || file.st_size == 0) return;
-    // The log itself is open for writing alone, since a pipe that is open for both would never wait for its reader.
+    // The log itself is open only for writing: a pipe that is open for both would never wait for its reader.
     const mapped_file lines(path_, flag_);
     const std::string_view text(reinterpret_cast<const char*>(lines.bytes().data()), lines.bytes().size());
-    const auto whole = static_cast<off_t>(text.rfind('\n') + 1);  // 0 where no line ends
+    const auto whole = static_cast<off_t>(text.rfind('\n') + 1);  // 0 if no line ends
     if (whole == file.st_size) return;
     if (detail::uninterrupted([&] { return ::ftruncate(file_, whole); }) != 0) refuse("cannot cut the torn line off");
   }
-  /// Renames the open file if there is anything in it, and closes it then. A link goes on to name the log.
+  /// Renames the open file unless it is empty, and then closes it. A link keeps the log's name.
   bool keep() {
     namespace fs = std::filesystem;
     std::error_code why;
@@ -361,24 +361,24 @@ class json_log {
 /// Hashes of parameters by their names, in the order of the model.
 using named_hashes = std::vector<std::pair<std::string, std::uint64_t>>;
 
-/// A step as a log has it. Of its numbers those are read that a report shows; NaN is what the log has not, or null. The
-/// hashes are those of the state after it; before the first step, they are all there is.
+/// A step in a log, with the numbers that a report shows; a number is NaN if the log has null or lacks it. The hashes
+/// are of the state after the step. Step 0 has only hashes.
 struct logged_step {
   std::int64_t step = 0;
   std::optional<step_record> numbers{};
   named_hashes weights{}, gradients{};  ///< empty: not hashed
 };
 
-/// A run as its log has it.
+/// A run, as read from its log.
 struct run_log {
-  std::vector<logged_step> steps;      ///< in ascending order
-  std::vector<std::int64_t> repeated;  ///< steps that were made again, by a run that went back; the last ones count
-  std::vector<std::int64_t> hashed_anew{};  ///< steps whose weights were hashed again, and were others by then
-  bool cut_short = false;                   ///< whether the last line is not whole, as a killed run may leave it
+  std::vector<logged_step> steps;           ///< in ascending order
+  std::vector<std::int64_t> repeated;       ///< steps that a resumed run made again; the last ones count
+  std::vector<std::int64_t> hashed_anew{};  ///< steps that were hashed again with another result
+  bool cut_short = false;                   ///< whether the last line is torn, as a killed run may leave it
   std::vector<std::pair<std::int64_t, double>> held_out{};  ///< steps and held-out losses, in ascending order
-  // Of the last summary; empty or NaN where it has none.
+  // From the last summary; empty or NaN if it lacks them.
   std::vector<std::pair<std::string, std::string>> options{};  ///< by name
-  std::vector<std::pair<std::string, double>> memory{};        ///< planned bytes of the rank that holds most, by part
+  std::vector<std::pair<std::string, double>> memory{};        ///< planned bytes of the rank that needs most, by part
   double peak_bytes = std::numeric_limits<double>::quiet_NaN();
   std::string timeline{};  ///< an SVG image
 };
@@ -412,7 +412,7 @@ class run_log_reader {
   }
 
  private:
-  /// Other lines are passed over.
+  /// Reads a line, and ignores lines of unknown kinds.
   void take(const json& line) {
     if (!line.is_object()) fail({where_, ": it is ", line.type_name(), "; legal is an object on each line"});
     if (line.contains("hashes")) return take_hashes(object(line, "hashes"));
@@ -427,7 +427,7 @@ class run_log_reader {
     drop_held_out(step);
     log_.held_out.emplace_back(step, loss);
   }
-  /// Forgets the held-out losses from a step on: they are made again.
+  /// Removes the held-out losses from a step on, because the run makes them again.
   void drop_held_out(std::int64_t step) {
     while (!log_.held_out.empty() && log_.held_out.back().first >= step) log_.held_out.pop_back();
   }
@@ -479,7 +479,7 @@ class run_log_reader {
     if (line.contains("gradients")) to.gradients = hashes_in(line, "gradients");
   }
 
-  /// The entry of a step, which is made where there is none.
+  /// Returns the entry of a step; makes it if there is none.
   logged_step& at(std::int64_t step) {
     const auto place = std::lower_bound(log_.steps.begin(), log_.steps.end(), step,
                                         [](const logged_step& s, std::int64_t n) { return s.step < n; });
@@ -487,7 +487,7 @@ class run_log_reader {
     return *log_.steps.insert(place, {.step = step});
   }
 
-  // Each reads a member, whose error names it behind `of`, the members that it is in.
+  // Each function reads a member. Its error names the member after `of`, the members that contain it.
   [[noreturn]] void refuse(const json& line, const char* key, std::string_view of, const char* legal) const {
     const auto found = line.find(key);
     fail({where_, ": ", of, key, " is ", found == line.end() ? "missing" : found->dump(), "; legal ", legal});
@@ -533,14 +533,15 @@ class run_log_reader {
   const std::string& source_;
   std::string where_;
   run_log log_{};
-  bool begun_ = false;  ///< whether a line with numbers has been met
+  bool begun_ = false;  ///< whether a line with numbers has been read
 };
 
 }  // namespace detail
 
-/// Returns the run whose log is `text`. Where a run went back to an earlier step, because it was resumed into the same
-/// log, its last word on each step counts. Throws `error`, its text starting with `source`, for a line that is no JSON
-/// object or has not what it must have; of the last line, only if its end was written.
+/// Returns the run whose log is `text`. If a run was resumed at an earlier step, the last line of each step counts.
+/// Throws
+/// `error`, which begins with `source`, for a line that is not a JSON object or lacks a member. A torn last line is no
+/// error.
 inline run_log read_run_log(std::string_view text, const std::string& source) {
   return detail::run_log_reader(source).read(text);
 }

@@ -1,4 +1,4 @@
-// The measured events of a step: gathered from all ranks, as a trace and as a timeline, and what waited longest.
+// The measured events of a step, gathered from all ranks: as a trace, as a timeline, and the part that waited longest.
 #pragma once
 
 #include <algorithm>
@@ -26,20 +26,20 @@
 
 namespace plait {
 
-/// Something that a rank did in a step, as bytes that can be sent: an action, a collective, a message, the part of an
-/// action that is of one unit, or the norm or an update.
+/// An event of a rank in a step, as bytes that can be sent: an action, a collective, a message, the part of an action
+/// for one unit, the norm, or an update.
 struct step_event {
   enum class kind : std::uint8_t { action, collective, message, part, update };
 
   kind what = kind::action;
-  bool sends = false;          ///< of a message
-  plait::action action;        ///< of an action, or a part of one
-  step_op op = step_op::pass;  ///< the norm or an update; of a collective what it is for, a gather or a reduction
-  std::int16_t stage = -1;     ///< of a unit: whose pass uses it
-  std::int32_t unit = -1;      ///< its place among the units of its stage; -1: none
+  bool sends = false;          ///< for a message: whether the rank sends it
+  plait::action action;        ///< for an action, or a part of one
+  step_op op = step_op::pass;  ///< the norm or an update; for a collective its purpose, a gather or a reduction
+  std::int16_t stage = -1;     ///< for a unit: the stage whose pass uses it
+  std::int32_t unit = -1;      ///< number of the unit in its stage; -1: none
   double begin = 0, end = 0;   ///< seconds since the step's origin, which all ranks share
   std::uint64_t bytes = 0;
-  std::uint64_t flow = 0;  ///< of a message: the same number where it is sent and where it is received
+  std::uint64_t flow = 0;  ///< for a message: the same number at its sender and its receiver
   char name[40]{};
   char axis[16]{};
 
@@ -55,16 +55,17 @@ struct step_event {
 };
 static_assert(std::is_trivially_copyable_v<step_event>);
 
-/// The program of a step, and when its rank did what of it: what `step_watch::times` has been told.
+/// The program of a step, and the times of its entries on one rank, as `step_watch::times` has them.
 struct timed_program {
   const step_schedule& step;
   int rank;
   const std::vector<timed_entry>& times;
 };
 
-/// The events of a step that one rank's executor and recorder have seen. `group` tells apart the pipelines of a mesh,
-/// `origin` is the `comm_clock` of a moment that all ranks share, such as the end of a barrier. With the program come
-/// parts of actions, the norm and updates (without what they waited), and what started collectives are for.
+/// Returns the events of a step from one rank's executor and recorder. `group` is the number of the pipeline in the
+/// mesh.
+/// `origin` is the `comm_clock` at a moment that all ranks share, such as the end of a barrier. With the program there
+/// are also parts of actions, the norm and updates (without their waits), and the purposes of collectives.
 inline std::vector<step_event> events_of(const pipeline_shape& shape, const std::vector<pipeline_event>& steps,
                                          const recorder& communication, std::uint64_t group, double origin,
                                          const timed_program* program = nullptr) {
@@ -94,7 +95,7 @@ inline std::vector<step_event> events_of(const pipeline_shape& shape, const std:
   for (const recorder::event& e : communication.events()) {
     const std::string& label = communication.labels()[static_cast<std::size_t>(e.label)];
     const bool message = e.kind == collective::send || e.kind == collective::receive;
-    if (message && label == "pp") continue;  // the executor's own
+    if (message && label == "pp") continue;  // already among the executor's events
     step_event out;
     out.what = step_event::kind::collective;
     out.begin = e.start - origin, out.end = std::max(e.start, e.end) - origin, out.bytes = e.bytes;
@@ -125,7 +126,7 @@ inline std::vector<step_event> events_of(const pipeline_shape& shape, const std:
   return all;
 }
 
-/// For chrome://tracing and ui.perfetto.dev: on each rank what it computes, its collectives and its messages.
+/// Returns a trace for chrome://tracing and ui.perfetto.dev: computation, collectives and messages of each rank.
 inline trace trace_of(const std::vector<std::vector<step_event>>& ranks) {
   trace t;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
@@ -157,12 +158,13 @@ inline trace trace_of(const std::vector<std::vector<step_event>>& ranks) {
   return t;
 }
 
-/// The measured counterpart of a simulated timeline, in milliseconds: `along[r]` are the events of the pipeline's rank
-/// r. With those of a step's program it is of the whole step, whose units are numbered through all stages.
+/// Returns a measured timeline in milliseconds, to compare with a simulated one. `along[r]` has the events of the
+/// pipeline's rank r. With events of a step's program it is the timeline of the whole step. Its units are numbered
+/// through all stages.
 inline pipeline_timeline timeline_of(const schedule& plan, const std::vector<std::vector<step_event>>& along,
                                      std::string title) {
   pipeline_timeline t{std::move(title), "ms", plan.shape, {}, {}};
-  std::vector<int> first(static_cast<std::size_t>(plan.shape.stages()) + 1, 0);  // unit of each stage
+  std::vector<int> first(static_cast<std::size_t>(plan.shape.stages()) + 1, 0);  // first unit of each stage
   double length = 0;
   bool whole = false;
   for (const auto& rank : along)
@@ -174,7 +176,7 @@ inline pipeline_timeline timeline_of(const schedule& plan, const std::vector<std
             std::max(first[static_cast<std::size_t>(e.stage) + 1], e.unit + 1);
     }
   for (std::size_t s = 1; s < first.size(); ++s) first[s] += first[s - 1];
-  const double unseen = 0.001 * 1e3 * length;  // a gap between parts that no drawing would show
+  const double unseen = 0.001 * 1e3 * length;  // a gap between parts that is too small to draw
   for (const std::vector<step_event>& rank : along) {
     std::vector<timed_action>& passes = t.ranks.emplace_back();
     std::vector<timed_entry> beside;
@@ -191,7 +193,7 @@ inline pipeline_timeline timeline_of(const schedule& plan, const std::vector<std
   return t;
 }
 
-/// A step to simulate: the program of all ranks of a pipeline and the costs of its parts.
+/// A step for the simulator: the program of all ranks of a pipeline, and the costs of its parts.
 struct costed_step {
   step_schedule step;
   step_costs costs;
@@ -199,7 +201,7 @@ struct costed_step {
 
 namespace detail {
 
-/// What the parts of a step took, in milliseconds, from the events of its ranks.
+/// The times of a step's parts, in milliseconds, from the events of its ranks.
 class part_times {
  public:
   part_times(int stages, int data_ranks) : stages_(static_cast<std::size_t>(stages)), data_ranks_(data_ranks) {}
@@ -250,7 +252,7 @@ class part_times {
     if (tied && units.size() > 1) tie(plan, units, out.costs);
     out.costs.norm = norm_.value();
     out.costs.data_ranks = data_ranks_;
-    if ((policy.hybrid = hybrid_)) out.costs.copy_ranks = 2;  // the bytes of a piece, of which the time is taken
+    if ((policy.hybrid = hybrid_)) out.costs.copy_ranks = 2;  // with 2, the reduction's bytes are those of one piece
     out.step = expand(plan, std::move(units), policy);
     price_moves(out);
     return out;
@@ -265,17 +267,17 @@ class part_times {
   struct unit {
     std::array<mean, 4> passes;
     mean update;
-    double bytes = 0;  // of its parameters, as they are communicated
+    double bytes = 0;  // of the unit's parameters, as they are communicated
   };
 
-  /// Ties the first unit and the last, which share parameters.
+  /// Ties the first and the last unit, which share parameters.
   void tie(const schedule& plan, std::vector<step_unit>& units, step_costs& costs) const {
     step_unit &first = units.front(), &last = units.back();
     if (plan.shape.rank_of(first.stage) == plan.shape.rank_of(last.stage)) {
       last.uses = 0;
       return;
     }
-    // Either may have more than what they share, which is taken to be all of the larger one.
+    // Both may have more parameters than the shared ones. The shared ones are taken to be those of the larger unit.
     first.tied_to = static_cast<int>(units.size()) - 1, last.tied_to = 0;
     first.parameters = last.parameters = std::max(first.parameters, last.parameters);
     first.trainable = last.trainable = first.trainable || last.trainable;
@@ -283,7 +285,7 @@ class part_times {
     costs.ties.front() = costs.ties.back() = std::accumulate(exchanges_.begin(), exchanges_.end(), 0.0);
   }
 
-  /// Bytes are given the time that they took: gathers and reductions have one bandwidth, of a byte in a millisecond.
+  /// Sets bytes to the measured times: gathers and reductions have a bandwidth of one byte in a millisecond.
   void price_moves(costed_step& out) const {
     out.costs.gather_bytes = out.costs.reduce_bytes = 1;
     double time[2] = {}, bytes[2] = {};
@@ -299,19 +301,19 @@ class part_times {
 
   std::vector<std::vector<unit>> stages_;
   int data_ranks_;
-  std::map<std::tuple<step_op, int, int, std::size_t>, double> moves_{};  // the least time of each, by which one it is
-  std::vector<double> exchanges_{};                                       // of ties, likewise
+  std::map<std::tuple<step_op, int, int, std::size_t>, double> moves_{};  // the least time of each gather and reduction
+  std::vector<double> exchanges_{};                                       // the least time of each exchange of ties
   bool hybrid_ = false;
   mean norm_{};
 };
 
 }  // namespace detail
 
-/// Returns the step of `plan` under `policy` with what its parts took, in milliseconds. Of each unit and kind of pass,
-/// of the norm and of updates it is the mean. Of gathers and reductions it is the time for a byte, of each the least of
-/// the ranks that took part, as others may have waited for it. `peers[r]` are the events of all ranks that hold the
-/// stages of the pipeline's rank r, `data_ranks` of which share parameters. Where the first and the last unit share
-/// some, as a tied embedding, they are `tied`. There must be the parts of all passes.
+/// Returns the step of `plan` under `policy` with the measured times of its parts, in milliseconds. Each unit and kind
+/// of pass, the norm and updates have the mean of their times. Gathers and reductions have a time for a byte: for each
+/// the least of its ranks, because other ranks may have waited. `peers[r]` has the events of all ranks with the stages
+/// of the pipeline's rank r; `data_ranks` of these share parameters. `tied` says that the first and the last unit share
+/// parameters, as with a tied embedding. The events must have the parts of all passes.
 inline costed_step measured_step(const schedule& plan, const data_parallel& policy,
                                  const std::vector<std::vector<std::vector<step_event>>>& peers, int data_ranks,
                                  bool tied = false) {
@@ -321,13 +323,13 @@ inline costed_step measured_step(const schedule& plan, const data_parallel& poli
   return parts.step(plan, policy, tied);
 }
 
-/// A part of a step, all its microbatches together, and the seconds that it waited.
+/// A part of a step, over all its microbatches, and the seconds that it waited.
 struct step_wait {
   std::string who;   ///< "the update of model.layers.0", "backward passes of head"
-  std::string what;  ///< "the reduction of model.layers.0"; empty: its own calls
+  std::string what;  ///< "the reduction of model.layers.0"; empty: calls of the part itself
   double seconds = 0;
 
-  /// "the norm waited 3.1 ms a step for the reduction of model.layers.0"
+  /// Returns "the norm waited 3.1 ms a step for the reduction of model.layers.0".
   std::string text(double steps) const {
     char time[32];
     std::snprintf(time, sizeof time, "%.2g ms a step", 1e3 * seconds / steps);
@@ -338,7 +340,7 @@ struct step_wait {
 
 namespace detail {
 
-/// Returns the name of an entry where microbatches are taken together.
+/// Returns the name of an entry without its microbatch.
 inline std::string name_in_waits(const step_entry& e, const std::vector<std::string>& units) {
   const std::string unit = e.unit < 0 ? "" : units[static_cast<std::size_t>(e.unit)];
   const auto stages = [&] { return cat({"stage ", e.transfer.from_stage, " to ", e.transfer.to_stage}); };
@@ -370,8 +372,8 @@ inline std::string name_in_waits(const step_entry& e, const std::vector<std::str
 
 }  // namespace detail
 
-/// Returns the part of rank `rank` of a step that waited longest for communication over `axes`; of no seconds where
-/// none did. `units` are the names of the step's units; those of other ranks' are not asked for.
+/// Returns the part of a step on rank `rank` that waited longest for communication over `axes`; 0 seconds if none did.
+/// `units` are the names of the step's units; only those of this rank are used.
 inline step_wait longest_wait(const step_schedule& step, int rank, const wait_book& waits, std::string_view axes,
                               const std::vector<std::string>& units) {
   const std::vector<step_entry>& program = step.programs[static_cast<std::size_t>(rank)];

@@ -13,11 +13,11 @@
 
 namespace plait {
 
-/// When each rank did what, simulated or measured, for drawings and traces. Each rank's actions are in the order of
-/// time; any unit, any origin. An action that stood still between two units of its stage is there in parts.
+/// The times of each rank's actions, simulated or measured, for drawings and traces. Actions of a rank are in the order
+/// of time, in any unit and from any origin. An action that paused between two units of its stage is there in parts.
 struct pipeline_timeline {
   std::string title;
-  std::string unit;  ///< of the times, as in "ms"; empty for unit costs
+  std::string unit;  ///< unit of the times, as in "ms"; empty for unit costs
   pipeline_shape shape;
   std::vector<std::vector<timed_action>> ranks;
   /// The other entries of each rank's step: gathers and reductions, which overlap passes, the norm and updates. Empty
@@ -40,7 +40,7 @@ struct pipeline_timeline {
       for (const timed_entry& e : mine) last = std::max(last, e.end);
     return last;
   }
-  /// How long the rank computes: passes, the norm and updates.
+  /// Returns the time that the rank computes: passes, the norm and updates.
   double busy(std::size_t rank) const {
     double sum = detail::busy_time(ranks[rank]);
     if (rank < beside.size())
@@ -48,19 +48,19 @@ struct pipeline_timeline {
         if (e.entry.op == step_op::norm || e.entry.op == step_op::update) sum += e.end - e.start;
     return sum;
   }
-  /// Share of the rank's time, from the first start of all to the last end of all, that it idles.
+  /// Returns the rank's idle share of the time from the first start of all ranks to the last end.
   double idle(std::size_t rank) const { return end() > begin() ? 1 - busy(rank) / (end() - begin()) : 0; }
-  /// The share of all ranks' time, over this interval, that they idle.
+  /// Returns the idle share of all ranks over this interval.
   double idle() const {
     double sum = 0;
     for (std::size_t r = 0; r < ranks.size(); ++r) sum += idle(r);
     return ranks.empty() ? 0 : sum / static_cast<double>(ranks.size());
   }
-  /// The largest share of a rank's own span, from its first start to its last end, that it idles.
+  /// Returns the largest idle share of a rank over its own span, from its first start to its last end.
   double span_idle() const { return detail::span_idle(ranks); }
 };
 
-/// "zb_v, 4 ranks with 2 chunks each, 8 microbatches"
+/// Returns "zb_v, 4 ranks with 2 chunks each, 8 microbatches".
 inline std::string title_of(const schedule& s) {
   std::string title = cat({s.name.str(), ", ", s.shape.ranks, " ranks"});
   if (s.shape.chunks > 1) append(title, {" with ", s.shape.chunks, " chunks each"});
@@ -68,14 +68,14 @@ inline std::string title_of(const schedule& s) {
   return title;
 }
 
-/// The simulated timeline of a schedule.
+/// Returns the simulated timeline of a schedule.
 inline pipeline_timeline timeline_of(const schedule& s, const schedule_costs& costs = {}, std::string unit = "") {
   return {title_of(s), std::move(unit), s.shape, simulate(s, costs).ranks};
 }
 
 namespace detail {
 
-/// Adds a part of a pass, or lengthens the last action where this is the next part of it and begins within `gap`.
+/// Adds a part of a pass. If it is the next part of the last action and begins within `gap`, it lengthens that action.
 inline void add_part(std::vector<timed_action>& to, const action& pass, double start, double end, double gap) {
   if (!to.empty() && to.back().action == pass && start - to.back().end <= gap)
     to.back().end = end;
@@ -85,7 +85,8 @@ inline void add_part(std::vector<timed_action>& to, const action& pass, double s
 
 }  // namespace detail
 
-/// The simulated timeline of a whole step, among equal ones: what the step before has started may reach into it.
+/// Returns the simulated timeline of a whole step between equal steps. Operations that the step before has started may
+/// end in it.
 inline pipeline_timeline timeline_of(const step_schedule& s, const step_costs& costs, std::string title,
                                      std::string unit = "") {
   const step_simulation times = simulate(s, costs);
