@@ -68,7 +68,7 @@ TEST_CASE_TEMPLATE("terms are added one after the other, 256 at a time", T, floa
       });
 }
 
-TEST_CASE_TEMPLATE("cutting rows or columns changes no bit", T, float, double, bf16) {
+TEST_CASE_TEMPLATE("splitting rows or columns changes no bit", T, float, double, bf16) {
   cpu device({.deterministic = true});
   std::mt19937 random(2);
   const auto check = [&]<class Out>(Out) {

@@ -129,7 +129,7 @@ TEST_CASE("bf16 products with float results") { check_all<bf16, float>(3e-7); }
 
 TEST_CASE("bf16 products with bf16 results, rounded once") { check_all<bf16, bf16>(0x1.01p-8); }
 
-TEST_CASE("bf16 products by products of floats, as on a processor without instructions for bf16") {
+TEST_CASE("bf16 products computed with floats, as on a processor without bf16 instructions") {
   plait::detail::float_gemm gemm;
   std::vector<float> scratch;
   const auto multiply = [&](const plait::gemm_problem& p, float alpha, const bf16* a, const bf16* b, float beta,
@@ -142,7 +142,7 @@ TEST_CASE("bf16 products by products of floats, as on a processor without instru
   check_all<bf16, bf16>(0x1.01p-8, multiply);
 }
 
-TEST_CASE("float products do not change a bit when m or n is split, where oneDNN adds in order") {
+TEST_CASE("splitting m or n of float products changes no bit where oneDNN adds in order") {
   if (!plait::onednn_gemm::adds_in_order(plait::dtype::f32)) {
     MESSAGE("skipped: there is no AVX-512; deterministic products have a test of their own");
     return;
@@ -206,7 +206,7 @@ TEST_CASE("in float and double") {
   check<double>([](const auto&... arguments) { plain_product(arguments...); });
 }
 
-TEST_CASE("bf16 factors, and a result that was not initialised") {
+TEST_CASE("bf16 factors, and a result without initial values") {
   const bf16 a[2] = {to_bf16(1.5f), to_bf16(-2.0f)}, b[2] = {to_bf16(3.0f), to_bf16(0.25f)};
   float c = NAN;
   plain_gemm().run({false, false, 1, 1, 2, 2, 1, 1}, 2.0f, a, b, 0.0f, &c);

@@ -103,7 +103,7 @@ TEST_CASE("a program's allocator sees every byte of a device, until it ends") {
   CHECK(mine.matched);
 }
 
-TEST_CASE("requests that are no whole blocks: the allocator sees blocks") {
+TEST_CASE("requests are rounded to whole blocks, which the allocator gets") {
   program mine;
   cpu device({.memory = mine.functions()});
   void* const a = device.allocate(100);
@@ -117,7 +117,7 @@ TEST_CASE("requests that are no whole blocks: the allocator sees blocks") {
   device.release(a);
 }
 
-TEST_CASE("an allocator that has no more is asked again without the cache, and then named") {
+TEST_CASE("a failed request is repeated after the cache is released, and then is an error by name") {
   program mine;
   mine.limit = 4096;
   cpu device({.memory = mine.functions()});
@@ -130,7 +130,7 @@ TEST_CASE("an allocator that has no more is asked again without the cache, and t
   device.release(second);
 }
 
-TEST_CASE("an allocator that is half given, or off its boundary, is refused") {
+TEST_CASE("an allocator with a missing function, or with misaligned memory, is refused") {
   program mine;
   CHECK(refusal([&] { cpu device({.memory = {.allocate = mine.functions().allocate}}); }) ==
         "cpu: options::memory has allocate and no release; give both, or none for memory of the device's own");

@@ -74,7 +74,7 @@ static_assert(constant_choice().cost == 7 && constant_choice().bytes == 44);
 
 }  // namespace
 
-TEST_CASE("the choice is the cheapest of all that fit, and where none fits the least budget is exact") {
+TEST_CASE("the choice is the cheapest that fits, and the least budget is exact if none fits") {
   std::minstd_rand random(7);
   const auto number = [&](int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); };
   int fits = 0, refused = 0;
@@ -121,7 +121,7 @@ TEST_CASE("the choice is the cheapest of all that fit, and where none fits the l
   CHECK(refused > 50);
 }
 
-TEST_CASE("among equal layers the first ones keep less") {
+TEST_CASE("of equal layers the first ones keep less") {
   const layer_prices block{{10, 0, 0}, {0, 0, 5}};
   const recompute_choice c = choose_recompute({chunk_prices(5, block)}, {{{1, 0}}}, 30);
   CHECK(c.modes == std::vector<std::vector<int>>{{1, 1, 0, 0, 0}});
@@ -138,7 +138,7 @@ TEST_CASE("a hundred layers and many chunks take no time") {
   CHECK(four.bytes > 65'000);
 }
 
-TEST_CASE("microbatches in flight are the schedule's") {
+TEST_CASE("microbatches in flight are those of the schedule") {
   const auto of = [](const char* name, int ranks, int microbatches, int rank) {
     return most_in_flight(parse_schedule(name, ranks, microbatches), rank);
   };

@@ -114,7 +114,7 @@ using steps = std::vector<std::uint64_t>;
 
 }  // namespace
 
-TEST_CASE("the memory that is available is what the kernel has and control groups leave") {
+TEST_CASE("available memory is the kernel's number, limited by control groups") {
   const temp_folder dir;
   const std::string root = dir / "";
   CHECK_FALSE(available_memory(root));
@@ -138,14 +138,14 @@ TEST_CASE("the memory that is available is what the kernel has and control group
   CHECK(available_memory(root) == 500.0 * 1024);
 }
 
-TEST_CASE("a last save that fails at once is tried again when those before it have ended") {
+TEST_CASE("a last save that fails at once is repeated after earlier ones have ended") {
   saves_alone run;
   run.refusals = {"", "", "no memory"};
   CHECK(failure_after(run).empty());
   CHECK(run.begun == steps{2, 4, 6, 6});
 }
 
-TEST_CASE("a last save that fails twice is not forgotten for older ones that end well") {
+TEST_CASE("a last save that fails twice is reported although older ones succeed") {
   saves_alone run;
   run.refusals = {"", "", "no memory", "still none"};
   CHECK(failure_after(run) == "still none");
@@ -156,7 +156,7 @@ TEST_CASE("a last save that fails twice is not forgotten for older ones that end
   CHECK(diverged.begun == steps{2, 4, 6});
 }
 
-TEST_CASE("an older save that fails is no failure of the last") {
+TEST_CASE("a failed older save is not a failure of the last") {
   saves_alone run;
   run.will_end = {{.step = 4, .failure = "a full disk"}};
   CHECK(failure_after(run).empty());
@@ -167,7 +167,7 @@ TEST_CASE("an older save that fails is no failure of the last") {
   CHECK(last.begun == steps{2, 4, 6, 6});
 }
 
-TEST_CASE("a last save that was committed and is damaged is told, and an older one is not") {
+TEST_CASE("a damaged last save is reported, and a damaged older one is not") {
   saves_alone run;
   run.will_end = {{.step = 4, .damage = "a wrong sum"}};
   CHECK(failure_after(run).empty());
@@ -176,7 +176,7 @@ TEST_CASE("a last save that was committed and is damaged is told, and an older o
   CHECK(failure_after(last) == "a wrong sum");
 }
 
-TEST_CASE("a best whose save fails gives its place to the best of those that do not") {
+TEST_CASE("if the save of the best step fails, the best of the other steps replaces it") {
   saves_alone run;
   run.losses = {5, 1, 2, 3, 4};
   run.will_end = {{.step = 4, .failure = "a full disk"}};

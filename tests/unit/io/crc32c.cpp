@@ -75,7 +75,7 @@ TEST_CASE("the instruction and the tables agree with the definition at every len
   }
 }
 
-TEST_CASE("a checksum goes on where another ended, and two combine into one") {
+TEST_CASE("a checksum can be continued, and two combine into one") {
   const byte_vector data = random_bytes(20'011);
   const std::span<const std::byte> all(data);
   const std::uint32_t whole = plait::crc32c(all);

@@ -42,7 +42,7 @@ class small_steps final : public plait::open_file {
 
 }  // namespace
 
-TEST_CASE("short writes and reads go on, ends are told, a failed sync is final") {
+TEST_CASE("short writes and reads are completed, the end of a file is an error, a failed sync is final") {
   small_steps file;
   file.write(0, bytes_of("abcdefghijk"));
   CHECK(file.text == "abcdefghijk");
@@ -56,7 +56,7 @@ TEST_CASE("short writes and reads go on, ends are told, a failed sync is final")
   CHECK(file.syncs == 1);
 }
 
-TEST_CASE("what the system's files do") {
+TEST_CASE("the functions of the system's files") {
   temp_folder dir;
   plait::posix_file_system files;
   {
@@ -115,7 +115,7 @@ TEST_CASE("a directory has one writer at a time") {
   CHECK_ERROR(files.lock_directory(dir / "none"), "cannot lock '", "No such file");
 }
 
-TEST_CASE("of many files few are open at once") {
+TEST_CASE("few of many files are open at once") {
   temp_folder dir;
   plait::posix_file_system files;
   std::vector<std::string> paths;
@@ -141,7 +141,7 @@ TEST_CASE("of many files few are open at once") {
   CHECK(equal);
 }
 
-TEST_CASE("a limit on the size of files ends in words") {
+TEST_CASE("a limit on the size of files gives an error text") {
   temp_folder dir;
   plait::posix_file_system files;
   struct rlimit before {};

@@ -26,7 +26,7 @@ int released = 0;
 
 }  // namespace
 
-TEST_CASE("a byte buffer lies on a page, a large one on a large page, and all of it can be written") {
+TEST_CASE("a byte buffer is page-aligned, a large one by large pages, and all of it can be written") {
   byte_buffer b;
   CHECK(b.size() == 0);
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{5000}, 4 * mib - 1, 4 * mib, 9 * mib + 3}) {
@@ -38,7 +38,7 @@ TEST_CASE("a byte buffer lies on a page, a large one on a large page, and all of
   }
 }
 
-TEST_CASE("a byte buffer that is large enough stays as it is") {
+TEST_CASE("a byte buffer that is large enough does not change") {
   byte_buffer b(5 * mib);
   fill(b);
   const std::byte* const before = b.data();
@@ -50,7 +50,7 @@ TEST_CASE("a byte buffer that is large enough stays as it is") {
   CHECK(other.data()[5 * mib - 1] == std::byte{7});
 }
 
-TEST_CASE("memory from elsewhere goes back there") {
+TEST_CASE("memory from another source is returned to it") {
   const plait::host_memory from{[](std::size_t bytes) { return static_cast<std::byte*>(std::malloc(bytes)); },
                                 [](std::byte* memory) { ++released, std::free(memory); }};
   released = 0;
@@ -67,7 +67,7 @@ TEST_CASE("memory from elsewhere goes back there") {
   CHECK(released == 2);
 }
 
-TEST_CASE("a copy past the cache copies all bytes and no others, wherever the ranges lie") {
+TEST_CASE("a copy past the cache copies all bytes and no others, at any addresses") {
   std::vector<std::byte> from(200 << 10), to(from.size());
   for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 2654435761u >> 13 & 127);
   constexpr std::byte outside{200};

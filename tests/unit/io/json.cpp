@@ -47,7 +47,7 @@ bool is_accepted(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("strings read as they were written, with every escape of JSON") {
+TEST_CASE("strings are read unchanged, with every escape of JSON") {
   for (const std::string text : {"", "plain", "a\"\\/\b\f\n\r\t\x01\x7f", "\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80"})
     CHECK(strings_of("[" + plait::json_string(text) + "]") == std::vector{text});
   CHECK(strings_of(R"(["\"\\\/\b\f\n\r\t", "\u0041\u00e9\u20AC\ud83d\ude00", "\u0000"])") ==
@@ -66,7 +66,7 @@ TEST_CASE("whole numbers from 0 to 2^64 - 1, and nothing else for them") {
     CHECK_ERROR(whole_number_of(bad), "x: malformed JSON: ");
 }
 
-TEST_CASE("what is malformed is placed, and what is deep is refused") {
+TEST_CASE("errors give the place of malformed JSON, and deep nesting is refused") {
   CHECK_ERROR(skip("{\"a\": 1,}"), "x: malformed JSON: there is '}' at byte 8, where a key in quotes is legal");
   CHECK_ERROR(skip("[1, 2"), "malformed JSON: the text ends at byte 5, where ']' is legal");
   CHECK_ERROR(skip("{\"a\" 1}"), "there is '1' at byte 5, where ':' is legal");

@@ -92,7 +92,7 @@ ring_file new_file(const std::string& path) { return {path, O_RDWR | O_CREAT | O
 
 }  // namespace
 
-TEST_CASE("writes of a ring: several at once, ended in any order, short or interrupted, all bytes are there") {
+TEST_CASE("several writes of a ring, ended in any order, short or interrupted, write all bytes") {
   temp_folder dir;
   blocks all;
   int n = 0;
@@ -117,7 +117,7 @@ TEST_CASE("writes of a ring: several at once, ended in any order, short or inter
   }
 }
 
-TEST_CASE("a write of a ring that fails is told by a later call, by name, and no sync follows it") {
+TEST_CASE("a later call reports a failed write of a ring by name, and no sync follows") {
   temp_folder dir;
   blocks all;
   int n = 0;
@@ -148,7 +148,7 @@ TEST_CASE("a write of a ring that fails is told by a later call, by name, and no
               "the ring of its writes is broken");
 }
 
-TEST_CASE("memory is read until all writes have ended, whatever ends the file") {
+TEST_CASE("memory is read until all writes have ended, however the file is closed") {
   temp_folder dir;
   plan = {};
   blocks all;
@@ -162,7 +162,7 @@ TEST_CASE("memory is read until all writes have ended, whatever ends the file") 
   CHECK(files.open(dir / "a")->size() == blocks::block);
 }
 
-TEST_CASE("io_uring, where it is there, writes the same; where it is not, it is refused by name") {
+TEST_CASE("io_uring writes the same where it exists, and is refused by name elsewhere") {
   temp_folder dir;
   blocks all;
   CHECK(plait::choose_files(plait::file_io::threads).io == plait::file_io::threads);

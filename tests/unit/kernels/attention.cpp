@@ -160,7 +160,7 @@ TEST_CASE("attention in float equals the definition to float accuracy") {
   for (const attention_piece& p : plain_pieces()) check<float>(p, 3e-6);
 }
 
-TEST_CASE("attention inside fused projections leaves the other columns alone") {
+TEST_CASE("attention inside fused projections does not change the other columns") {
   attention_shape s = shape_of(2, 70, 70, 4, 2, 8);
   s.q_stride = s.k_stride = s.v_stride = 4 * 8 + 2 * 2 * 8;
   s.o_stride = 40;
@@ -183,7 +183,7 @@ TEST_CASE("attention of pieces with windows, documents, offsets and strides equa
   }
 }
 
-TEST_CASE("queries whose document begins behind the first block of keys of their neighbours start from nothing") {
+TEST_CASE("queries whose document starts after the first block of keys start from nothing") {
   attention_shape s = shape_of(2, 256, 456, 2, 2, 8);
   s.q_offset = 200;
   std::vector<std::int32_t> documents(512, 300);
@@ -195,7 +195,7 @@ TEST_CASE("queries whose document begins behind the first block of keys of their
   check<double>({.shape = s}, 1e-12);
 }
 
-TEST_CASE("every rank's halves of a zigzag sequence against every visiting half make the whole attention") {
+TEST_CASE("every rank's halves of a zigzag sequence with all visiting halves give the whole attention") {
   // Chunks 0 to 2 ranks - 1; rank r has chunks r and 2 ranks - 1 - r, one after the other in memory.
   const int64_t ranks = 3, chunk = 37, len = 2 * ranks * chunk, batch = 2, heads = 4, kv_heads = 2, d = 8;
   plait::test::picker numbers(3);
@@ -289,7 +289,7 @@ TEST_CASE("every rank's halves of a zigzag sequence against every visiting half 
   }
 }
 
-TEST_CASE("blocks of keys that nobody sees are not looked at, nor blocks of queries that see no key") {
+TEST_CASE("blocks of keys that no query sees are skipped, and blocks of queries that see no key") {
   const int64_t len = 640, width = 8;
   std::vector<std::int32_t> documents(static_cast<std::size_t>(len), 0);
   std::fill(documents.begin() + 256, documents.end(), 256);
@@ -319,7 +319,7 @@ TEST_CASE("blocks of keys that nobody sees are not looked at, nor blocks of quer
   }
 }
 
-TEST_CASE("a part that is not a number is not hidden by one that saw nothing") {
+TEST_CASE("NaN in one part is not hidden by another part that saw no key") {
   cpu device;
   const double nothing = -std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
   const attention_shape s = shape_of(1, 2, 2, 1, 1, 1);
@@ -348,7 +348,7 @@ TEST_CASE("scratch does not grow with the sequence") {
   CHECK(peak[0] == peak[1]);
 }
 
-TEST_CASE("masks, documents, caps, ALiBi and sinks give what PyTorch's FlexAttention gives, and its gradients") {
+TEST_CASE("masks, documents, caps, ALiBi and sinks give the results and gradients of PyTorch's FlexAttention") {
   std::ifstream file(plait::test::test_data() + "/attention.json");
   const auto golden = nlohmann::json::parse(file);
   const auto numbers = [](const nlohmann::json& of, const char* name) {
@@ -403,7 +403,7 @@ namespace {
 PLAIT_HOST_DEVICE bool both_even(int64_t query, int64_t key) { return query % 2 == 0 && key % 2 == 0; }
 }  // namespace
 
-TEST_CASE("a mask says what it is") {
+TEST_CASE("a mask can be described as text") {
   using plait::kernels::attention_mask;
   CHECK(describe(attention_mask::window(5).where([](int64_t q, int64_t k) { return q % 2 == k % 2; })) ==
         "window 5 and a rule of the program's");

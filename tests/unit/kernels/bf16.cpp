@@ -90,7 +90,7 @@ constexpr int64_t sizes[] = {1, 7, 16, 33, 100};
 
 }  // namespace
 
-TEST_CASE("packs load every bf16 and round every float as single elements do") {
+TEST_CASE("packs load every bf16 and round every float like single elements") {
   std::vector<bf16> all(0x10000);
   for (std::uint32_t i = 0; i < all.size(); ++i) all[i].bits = static_cast<std::uint16_t>(i);
   std::vector<float> wide(all.size());

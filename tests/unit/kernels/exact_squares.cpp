@@ -33,7 +33,7 @@ double sum_of(std::vector<std::vector<T>> parts) {
 }
 }  // namespace
 
-TEST_CASE_TEMPLATE("no order and no cut changes a bit, and the sum is right", T, float, double) {
+TEST_CASE_TEMPLATE("no order and no split changes a bit, and the sum is right", T, float, double) {
   std::mt19937 random(1);
   std::normal_distribution<double> normal;
   for (const int spread : {0, 20, sizeof(T) == 4 ? 60 : 400}) {
@@ -53,7 +53,7 @@ TEST_CASE_TEMPLATE("no order and no cut changes a bit, and the sum is right", T,
   }
 }
 
-TEST_CASE("the smallest and the largest squares count, and what is not finite is not a number") {
+TEST_CASE("the smallest and the largest squares count, and the sum is NaN if one is not finite") {
   CHECK(sum_of<double>({{3.0, 4.0}}) == 25.0);
   CHECK(sum_of<double>({{}}) == 0.0);
   CHECK(sum_of<double>({{1e-160, 1e-160}}) == doctest::Approx(2e-320).epsilon(1e-3));
@@ -62,7 +62,7 @@ TEST_CASE("the smallest and the largest squares count, and what is not finite is
   CHECK(std::isnan(sum_of<float>({{1.0f}, {std::numeric_limits<float>::quiet_NaN()}})));
 }
 
-TEST_CASE("squares of bf16 are those of the floats that they are") {
+TEST_CASE("squares of bf16 equal those of the same numbers as floats") {
   std::vector<bf16> narrow;
   std::vector<float> wide;
   for (int i = 0; i < 5000; ++i) {

@@ -84,7 +84,7 @@ void check(const std::vector<double>& z, const router_settings& how, const std::
 
 }  // namespace
 
-TEST_CASE("weights of the chosen and their gradients") {
+TEST_CASE("weights of the chosen experts and their gradients") {
   const std::vector<double> z{0.3, -1.2, 2.1, 0.9, -0.4, 1.7};
   for (const expert_scores scores : {expert_scores::softmax, expert_scores::sigmoid})
     for (const bool normalised : {false, true})
@@ -166,7 +166,7 @@ TEST_CASE("the balance loss and the z-loss of transformers") {
   }
 }
 
-TEST_CASE("equal scores go to the lower expert; large scores do not overflow") {
+TEST_CASE("of equal scores the lower expert is chosen; large scores do not overflow") {
   cpu device;
   const std::vector<float> z{1e4f, 3.0f, 1e4f, 1e4f};
   std::int32_t chosen[2];
@@ -201,7 +201,7 @@ TEST_CASE("rows of other ranks add nothing, and have no gradient") {
   CHECK(taken == std::vector<float>{3, 4, 3, 4, 1, 2});
 }
 
-TEST_CASE("choices beyond the limit are dropped, first choices last, later positions first") {
+TEST_CASE("choices beyond the limit are dropped: later choices first, then later positions") {
   cpu device;
   constexpr std::int64_t samples = 2, positions = 8, k = 3, experts = 4, limit = 5, first = 2, length = 4;
   std::vector<std::int32_t> whole, in_text{3, 0, 6, 1, 7, 2, 5, 4};

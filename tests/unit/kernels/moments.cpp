@@ -125,7 +125,7 @@ std::vector<float> trained_in_full(std::size_t n, std::int64_t steps, std::vecto
 
 }  // namespace
 
-TEST_CASE("every code of a moment stays what it is, whatever the random bits, and a larger scale loses nothing") {
+TEST_CASE("every code of a moment is stable under any random bits, and a larger scale loses nothing") {
   for (const int scale : {32, 33, 90, 127, 200, 255})
     for (int code = 0; code < 256; ++code)
       for (const std::uint32_t random : {0u, 1u, 0x8000u, 0xFFFFu}) {
@@ -148,7 +148,7 @@ TEST_CASE("every code of a moment stays what it is, whatever the random bits, an
   CHECK(second_moment(255, 127) == 1.875f);
 }
 
-TEST_CASE("a block's largest moment fits its scale, and blocks of next to nothing are zero") {
+TEST_CASE("a block's largest moment fits its scale, and blocks of tiny numbers are zero") {
   for (const float most : {1.0f, 1.5f, 1.874f, 1.875f, 1.8750001f, 1.9999999f, 3e-7f, 1e30f}) {
     const std::uint8_t scale = kernels::moment_scale(most);
     for (const std::uint32_t random : {0u, 0xFFFFu}) {
@@ -163,7 +163,7 @@ TEST_CASE("a block's largest moment fits its scale, and blocks of next to nothin
   }
 }
 
-TEST_CASE("the mean of roundings is what is rounded") {
+TEST_CASE("the mean of roundings is the rounded number") {
   for (const float x : {1.0f, 1.3f, -0.7f, 0.0123f, -3e-4f, 2e-6f, 1e-7f}) {
     CAPTURE(x);
     const double exact = x, bound = 1e-5 * std::abs(exact) + 1e-9;  // 16 bits of a step of 1/8
@@ -207,7 +207,7 @@ TEST_CASE_TEMPLATE("adamw with rounded moments is near the one with floats", S, 
   CHECK(std::sqrt(error / moved) < 2 * step);
 }
 
-TEST_CASE_TEMPLATE("pieces that end with blocks give the bits of the whole", S, bf16, std::uint8_t) {
+TEST_CASE_TEMPLATE("pieces that end at blocks have the bits of the whole", S, bf16, std::uint8_t) {
   for (const std::int64_t begin : {0, 100}) {
     const auto at = [&](std::size_t blocks) { return 256 * blocks - static_cast<std::size_t>(begin); };
     const kept_tensor<S> whole = trained<S>(1000, {1000}, begin, 3),
@@ -226,7 +226,7 @@ TEST_CASE_TEMPLATE("pieces that end with blocks give the bits of the whole", S, 
   }
 }
 
-TEST_CASE_TEMPLATE("values in bf16 move on the mean by steps that the nearest would not take", S, float, bf16,
+TEST_CASE_TEMPLATE("values in bf16 change on average by steps that rounding to nearest would lose", S, float, bf16,
                    std::uint8_t) {
   cpu device;
   constexpr std::int64_t n = 8192;
@@ -259,7 +259,7 @@ TEST_CASE_TEMPLATE("values in bf16 move on the mean by steps that the nearest wo
   CHECK(squares > 1e-6);
 }
 
-TEST_CASE_TEMPLATE("moments forget at 0.999 as they should", S, bf16, std::uint8_t) {
+TEST_CASE_TEMPLATE("moments decay at 0.999 as they should", S, bf16, std::uint8_t) {
   cpu device;
   constexpr std::size_t n = 4096;
   const kernels::adamw_settings s{0.9, 0.999, 1e-8};

@@ -54,7 +54,7 @@ const box parts[] = {box_of(global, {0, 0, 0, 0}, global),       box_of(global, 
 
 }  // namespace
 
-TEST_CASE("philox gives the known answers of the authors' library") {
+TEST_CASE("philox gives the known answers of its authors' library") {
   using words = kernels::four_words;
   CHECK(kernels::philox4x32({{0, 0, 0, 0}}, 0, 0) == words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
   CHECK(kernels::philox4x32({{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}}, 0xffffffff, 0xffffffff) ==
@@ -63,7 +63,7 @@ TEST_CASE("philox gives the known answers of the authors' library") {
         words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-TEST_CASE("a uniform number is strictly between 0 and 1, and a normal one finite, whatever the words are") {
+TEST_CASE("a uniform number is strictly between 0 and 1, and a normal one finite, for any words") {
   CHECK(kernels::to_unit(0) == 0x1p-33);
   CHECK(kernels::to_unit(0xffffffffu) == 1 - 0x1p-33);
   for (const std::uint32_t a : {0u, 1u, 0x7fffffffu, 0xfffffffeu, 0xffffffffu})
@@ -74,7 +74,7 @@ TEST_CASE("a uniform number is strictly between 0 and 1, and a normal one finite
       }
 }
 
-TEST_CASE("both halves of the seed, the stream and the number of a block are used") {
+TEST_CASE("both halves of the seed, the stream and the number of a block matter") {
   // The authors' third known answer; and all ways to generate numbers for a block that a tensor can have.
   constexpr std::uint64_t seed = 0x299f31d0a4093822, stream = 0x0370734413198a2e, block = 0x05a308d3243f6a88;
   constexpr kernels::four_words words =
@@ -113,7 +113,7 @@ TEST_CASE("both halves of the seed, the stream and the number of a block are use
     }
 }
 
-TEST_CASE_TEMPLATE("filling depends on the global index alone", T, float, double) {
+TEST_CASE_TEMPLATE("filling depends on the global index only", T, float, double) {
   cpu device;
   const box whole = whole_of(global);
   std::vector<T> normals(static_cast<std::size_t>(whole.local_size())), uniforms(normals.size());

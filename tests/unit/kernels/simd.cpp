@@ -73,7 +73,7 @@ TEST_CASE("a long float sum keeps seven digits") {
   CHECK(std::abs(sum / (3000001.0 * static_cast<double>(0.1f)) - 1) < 2e-7);
 }
 
-TEST_CASE_TEMPLATE("transform gives an element the same bits in the body and in the tail", T, float, double) {
+TEST_CASE_TEMPLATE("transform gives an element the same bits in the vector loop and in the tail", T, float, double) {
   const auto x = random_values<T>(100, 5);
   const auto f = [](simd::pack<T> v) { return simd::exp<T>(v) / (v * v + T(1)); };
   std::vector<T> whole(100);

@@ -5,7 +5,7 @@
 
 using namespace plait;
 
-TEST_CASE("a layout reads as its spec") {
+TEST_CASE("a layout is described like its spec") {
   CHECK(describe(layout_v<spec<shard<seq, cp, tp>, hidden, partial<dp>>>) ==
         "<shard<seq, cp, tp>, hidden, partial<dp>>");
   CHECK(describe(layout_v<spec<hidden, invariant<tp, dp>, replicate<cp>>>) ==
@@ -13,12 +13,12 @@ TEST_CASE("a layout reads as its spec") {
   CHECK(describe(layout{}) == "<>");
 }
 
-TEST_CASE("a mesh reads as its extents") {
+TEST_CASE("a mesh is described by its extents") {
   CHECK(describe(mesh<axis<dp>, axis<tp, 4>>{2}.shape()) == "2 dp * 4 tp");
   CHECK(describe(mesh<axis<dp>, axis<tp, 4>>::static_shape()) == "? dp * 4 tp");
 }
 
-TEST_CASE("a plan reads as its steps") {
+TEST_CASE("a plan is described by its steps") {
   const layout a = layout_v<spec<shard<seq, tp>, hidden>>, b = layout_v<spec<seq, hidden, replicate<tp>>>;
   CHECK(describe(make_plan(a, b)) ==
         "<shard<seq, tp>, hidden> -> <seq, hidden, replicate<tp>>\n"
@@ -29,7 +29,7 @@ TEST_CASE("a plan reads as its steps") {
         "[output: <seq, hidden> expected, <hidden, seq> given]");
 }
 
-TEST_CASE("a verdict reads as the rule and its facts, and throws as that") {
+TEST_CASE("a verdict is described by its rule and facts, and throws this text") {
   const derived_layout bias =
       pointwise(combine::sum, {&layout_v<spec<seq, hidden, partial<tp>>>, &layout_v<spec<hidden, invariant<tp>>>});
   const std::string text = std::string(text_of(layout_error::partial_plus_other)) + " [axis tp, partial and invariant]";
@@ -42,7 +42,7 @@ TEST_CASE("a verdict reads as the rule and its facts, and throws as that") {
   CHECK_NOTHROW(enforce(verdict{}, "nowhere"));
 }
 
-TEST_CASE("a boundary mentions every axis of its mesh and no other") {
+TEST_CASE("a boundary names every axis of its mesh and no other") {
   const mesh_shape shape = mesh<axis<dp>, axis<tp, 4>>{2}.shape();
   CHECK(check_boundary(layout_v<spec<shard<batch, dp>, hidden, invariant<tp>>>, shape).ok());
   CHECK(describe(check_boundary(layout_v<spec<batch, shard<hidden, tp>>>, shape)) ==

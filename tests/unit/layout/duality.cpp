@@ -24,8 +24,7 @@ TEST_CASE("the dual of the dual is the value") {
   }
 }
 
-TEST_CASE(
-    "where a product is accepted, so are both products of its backward, and they give the duals of its operands") {
+TEST_CASE("if a product is accepted, both products of its backward are too, and give the duals of its operands") {
   int accepted = 0;
   for (const layout& x : all_layouts({m, k}, make_mesh({2, 3})))
     for (const layout& w : all_layouts({n, k}, make_mesh({2, 3}))) {
@@ -44,7 +43,7 @@ TEST_CASE(
   CHECK(accepted > 20);
 }
 
-TEST_CASE("a plan between layouts that do not divide ends, with a verdict or a plan") {
+TEST_CASE("planning between layouts that do not divide ends, with a verdict or a plan") {
   dim_sizes odd;
   odd.set(m, 3), odd.set(n, 5);
   const std::vector<layout> all = all_layouts({m, n}, make_mesh({2, 2}));

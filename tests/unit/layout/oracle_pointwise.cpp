@@ -67,7 +67,7 @@ TEST_CASE("three operands") {
   check_all({{m, n}, {m, n}, {n}}, false);
 }
 TEST_CASE("three operands, two broadcast, on two axes") { check_all({{m, n}, {m}, {n}}); }
-TEST_CASE("an operand that comes twice is no exception") {
+TEST_CASE("an operand that occurs twice is not an exception") {
   layout pending;
   pending.dims.push_back({m, {}});
   pending.set(axis_of<mesh_a>, state::partial);

@@ -17,7 +17,7 @@ void refuses(std::string_view text, std::int64_t ranks, const char* message) {
 
 }  // namespace
 
-TEST_CASE("the axes come in the mesh's own order, with what the text leaves out") {
+TEST_CASE("the axes have the mesh's order, with those that the text leaves out") {
   const mesh_shape shape = parse_mesh<trainer_mesh>("tp=4,dp=2", 16);
   CHECK(shape.axes == trainer_mesh::axes);
   CHECK(shape.extent(axis_of<dp>) == 2);
@@ -35,7 +35,7 @@ TEST_CASE("a user's own axis and an axis-free mesh") {
 
 TEST_CASE("a negative number of ranks is not compared") { CHECK(parse_mesh<trainer_mesh>("tp=5", -1).size() == 10); }
 
-TEST_CASE("every mistake names the option, the value and what is legal") {
+TEST_CASE("errors name the option, the value and the valid values") {
   refuses("tp=4,xx=2", -1, "mesh tp=4,xx=2: unknown axis \"xx\"; the axes of this mesh are dp, cp=2 (fixed), tp");
   for (const char* item : {"2", "xx", "tp2", "tp:2"})
     refuses(item, -1,

@@ -165,19 +165,19 @@ void check_optimal(const std::vector<dim_id>& dims, const world& w) {
 
 }  // namespace
 
-TEST_CASE("plans are of least bytes: two dims, two axes") {
+TEST_CASE("plans have the fewest bytes: two dims, two axes") {
   check_optimal(two, make_world({2, 2}, {4, 4}));
   check_optimal(two, make_world({2, 3}, {6, 12}));
   check_optimal(two, make_world({4, 2}, {8, 8}));
 }
-TEST_CASE("plans are of least bytes where layouts in between do not divide") {
+TEST_CASE("plans have the fewest bytes where layouts in between do not divide") {
   check_optimal(two, make_world({2, 2}, {2, 4}));
   check_optimal(two, make_world({2, 3}, {2, 3}));
   check_optimal(two, make_world({2, 4}, {4, 2}));
 }
-TEST_CASE("plans are of least bytes: three dims, two axes") { check_optimal(three, make_world({2, 3}, {6, 6, 6})); }
-TEST_CASE("plans are of least bytes: one dim, three axes") { check_optimal({two[0]}, make_world({2, 3, 2}, {12})); }
-TEST_CASE("plans are of least bytes: random pairs of two dims on three axes") {
+TEST_CASE("plans have the fewest bytes: three dims, two axes") { check_optimal(three, make_world({2, 3}, {6, 6, 6})); }
+TEST_CASE("plans have the fewest bytes: one dim, three axes") { check_optimal({two[0]}, make_world({2, 3, 2}, {12})); }
+TEST_CASE("plans have the fewest bytes: random pairs of two dims on three axes") {
   const world w = make_world({2, 3, 2}, {12, 12});
   const brute_force all(two, w);
   std::mt19937_64 random(11);

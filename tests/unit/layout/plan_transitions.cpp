@@ -59,7 +59,7 @@ TEST_CASE("the sixteen transitions of one axis") {
   goes_by<V, W>(transition_kind::all_to_all, transition_kind::all_to_all);
 }
 
-TEST_CASE("axes that make one transition share one collective") {
+TEST_CASE("axes with the same transition share one collective") {
   const plan weight = make_plan(layout_v<spec<row, partial<dp, cp, tp>>>, layout_v<spec<row, invariant<dp, cp, tp>>>);
   REQUIRE(weight.steps.size() == 1);
   CHECK(weight.steps[0].axes.size() == 3);
@@ -68,7 +68,7 @@ TEST_CASE("axes that make one transition share one collective") {
   CHECK(describe(gather.steps[0]) == "all_gather of row over cp, tp (varying -> replicated)");
 }
 
-TEST_CASE("other dims, or the same dims in another order, are no redistribution") {
+TEST_CASE("other dims, or the same dims in another order, are not a redistribution") {
   CHECK(make_plan(layout_v<V>, layout_v<spec<row>>).verdict.code == layout_error::dims_differ);
   CHECK(make_plan(layout_v<V>, layout_v<spec<column, shard<row, tp>>>).verdict.code == layout_error::dims_differ);
 }

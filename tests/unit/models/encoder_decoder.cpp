@@ -196,7 +196,7 @@ TEST_CASE("every mesh of up to eight ranks equals one rank, in outputs, gradient
   check_strategy<stored_over_dp<megatron_sp>>();
 }
 
-TEST_CASE("both layers are predicted by a run that only counts") {
+TEST_CASE("a dry run predicts both layers") {
   const problem p = small();
   const four mesh{2, 1, 2, 1};
   const auto kept_and_sent = [&](auto& device, world& ranks) {

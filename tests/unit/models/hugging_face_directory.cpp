@@ -71,7 +71,7 @@ TEST_CASE("a directory of one file, as transformers writes it") {
   CHECK(d.files.file_of("model.norm.weight") == "model.safetensors");
 }
 
-TEST_CASE("shards are merged by their index, and each tensor is where the index says, once") {
+TEST_CASE("shards are merged by their index, and each tensor is once where the index says") {
   const temp_folder dir;
   const auto refused = [&](const std::string& index) {
     dir.write("model.safetensors.index.json", index_of(index));
@@ -114,7 +114,7 @@ TEST_CASE("shards are merged by their index, and each tensor is where the index 
   CHECK(contains(refused(whole), "has both model.safetensors and model.safetensors.index.json"));
 }
 
-TEST_CASE("a file where a directory is needed, and the reverse") {
+TEST_CASE("a file in place of a directory, and the reverse") {
   const temp_folder dir;
   write_file(dir / "model-1.safetensors", {{"a", {2, 1}}});
   dir.write("model.safetensors.index.json", index_of(R"("a": "model-1.safetensors")"));
@@ -142,7 +142,7 @@ TEST_CASE("a file where a directory is needed, and the reverse") {
   CHECK_ERROR(open_model_directory(folder), "path", "config.json", "No such file");
 }
 
-TEST_CASE("buffers of old files, base models and heads that are tied") {
+TEST_CASE("buffers of old files, base models and tied heads") {
   const values whole = {
       {"lm_head.weight", {4, 1}}, {"model.embed_tokens.weight", {4, 1}}, {"model.norm.weight", {4, 2}}};
   values old = whole;
@@ -174,7 +174,7 @@ TEST_CASE("buffers of old files, base models and heads that are tied") {
   CHECK_ERROR(opened(untied, mixed), "'embed_tokens.weight', of a base model, and 'model.norm.weight'");
 }
 
-TEST_CASE("weights in the order of Megatron and of Meta, beside a config.json") {
+TEST_CASE("weights in the order of Megatron and of Meta, with a config.json") {
   using plait::weights_order;
   const std::string data = plait::test::test_data() + "/llama_conversions/";
   const temp_folder dir;
@@ -193,7 +193,7 @@ TEST_CASE("weights in the order of Megatron and of Meta, beside a config.json") 
   CHECK_ERROR(open_model_directory(dir / ""), "path: '", "have the names of meta, and order is");
 }
 
-TEST_CASE("a file that becomes shorter after it was opened is an error in words") {
+TEST_CASE("a file that is truncated after it was opened gives an error text") {
   const temp_folder dir;
   write_file(dir / "model.safetensors", {{"a", {1000, 1}}, {"b", {3000, 2}}});
   const safetensors_directory files(dir / "");

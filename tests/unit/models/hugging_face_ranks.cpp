@@ -125,7 +125,7 @@ const std::vector<ranks_of_model> layouts = {{1, 1, 1},
 
 }  // namespace
 
-TEST_CASE("a directory of transformers on dp, pp and tp gives its logits, and is exported with the same bits") {
+TEST_CASE("a directory of transformers on dp, pp and tp has its logits, and is exported with the same bits") {
   const temp_folder out;
   const auto check = [&](const std::string& name, const ranks_of_model& m) {
     CAPTURE(name);
@@ -187,7 +187,7 @@ TEST_CASE("every layout exports the same files, and loads them") {
   }
 }
 
-TEST_CASE("every layout exports weights with adapters merged into them, and their logits are peft's") {
+TEST_CASE("every layout exports weights with adapters merged into them, whose logits are peft's") {
   const temp_folder out;
   const std::string data = data_folder("lora"), prefix = "base_model.model.";  // peft's, for every adapter
   const model_directory from = open_model_directory(data);
@@ -269,7 +269,7 @@ TEST_CASE("in bf16, in shards, and back with the same bits") {
   CHECK(names.begin()->starts_with("model-00001-of-0"));
 }
 
-TEST_CASE("loading is strict over all stages, and says the same on every rank") {
+TEST_CASE("loading is strict over all stages, with the same error on every rank") {
   std::deque<std::vector<float>> memory;
   std::vector<safetensors_entry> whole;
   const llama_config config = four_layers(false);
@@ -352,7 +352,7 @@ TEST_CASE("weights in three orders are one model on every layout") {
   CHECK(hashes.size() == 1);
 }
 
-TEST_CASE("every layout exports the orders of Megatron and of Meta as those tools write them") {
+TEST_CASE("every layout exports the orders of Megatron and of Meta as these tools write them") {
   const std::string data = plait::test::test_data() + "/llama_conversions/";
   const temp_folder dir;
   std::filesystem::copy(data + "config.json", dir / "config.json");
@@ -400,7 +400,7 @@ TEST_CASE("every layout exports the orders of Megatron and of Meta as those tool
   }
 }
 
-TEST_CASE("a file that becomes shorter while a model is loaded ends in words, not by a signal") {
+TEST_CASE("a file that is truncated while a model is loaded gives an error text, not a signal") {
   const temp_folder dir;
   for (const char* name : {"config.json", "model.safetensors"})
     std::filesystem::copy(data_folder("mha") + "/" + name, dir / name);
@@ -413,7 +413,7 @@ TEST_CASE("a file that becomes shorter while a model is loaded ends in words, no
               "path: '", "model.safetensors' is truncated: it ends at byte ");
 }
 
-TEST_CASE("an export that cannot be is refused on every rank, and leaves nothing") {
+TEST_CASE("an impossible export is refused on every rank, and leaves no files") {
   const temp_folder out;
   out.write("file", "");
   std::filesystem::create_directories(out / "full/of");

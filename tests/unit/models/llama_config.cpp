@@ -23,7 +23,7 @@ using plait::llama_config;
 using plait::llama_preset_config;
 using plait::parameter_count;
 
-TEST_CASE("published shapes have the published numbers of parameters") {
+TEST_CASE("published models have the published numbers of parameters") {
   CHECK(parameter_count(llama_preset_config("smollm-135m")) == 134'515'008);
   CHECK(parameter_count(llama_preset_config("smollm-360m")) == 361'821'120);
   CHECK(parameter_count(llama_preset_config("smollm-1.7b")) == 1'711'376'384);
@@ -71,7 +71,7 @@ TEST_CASE("parameters and operations, counted by hand") {
   CHECK(parameter_count(c) == 60 + 2 * (layer + 16 + 8 + 4) + 6);
 }
 
-TEST_CASE("of a mixture's experts a token is multiplied with those it chooses") {
+TEST_CASE("a token is multiplied with the experts that it chooses") {
   llama_config c{.vocab = 10, .hidden = 6, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 2, .ffn = 5};
   const std::int64_t dense = parameter_count(c);
   c.mixture = {.experts = 8, .router = {.chosen = 2}, .shared_ffn = 3, .shared_gate = true};
@@ -97,7 +97,7 @@ TEST_CASE("a sliding window leaves less of the attention than the causal mask") 
   CHECK(causal(16).causal() == whole.weights + whole.attention * (2048 - 48 * 48 / 2) / 4096);
 }
 
-TEST_CASE("utilisation, by hand") {
+TEST_CASE("utilisation, calculated by hand") {
   // SmolLM-135M at 2048 tokens: 6 * 134,515,008 + 12 * 30 * 576 * 2048 operations a token.
   const auto flops = plait::flops_per_token(llama_preset_config("smollm-135m"), 2048);
   CHECK(flops.weights == 807'090'048);
@@ -110,7 +110,7 @@ TEST_CASE("utilisation, by hand") {
   CHECK(plait::flops_per_token(llama_preset_config("llama-3-8b"), 8192).weights == 6 * 7'504'924'672.0);
 }
 
-TEST_CASE("the peaks of GPUs, by the names that CUDA gives them") {
+TEST_CASE("the peaks of GPUs, by CUDA's names") {
   using enum plait::product_kind;
   CHECK(plait::known_peak_tflops("NVIDIA A100-SXM4-80GB", bf16) == 312);
   CHECK(plait::known_peak_tflops("NVIDIA A100 80GB PCIe", f32) == 19.5);
@@ -125,7 +125,7 @@ TEST_CASE("the peaks of GPUs, by the names that CUDA gives them") {
     CHECK(plait::known_peak_tflops(other, bf16) == 0);
 }
 
-TEST_CASE("every preset is valid, named once, and found") {
+TEST_CASE("every preset is valid, has a unique name, and is found") {
   std::set<std::string_view> names;
   for (const auto& preset : plait::llama_presets) {
     CAPTURE(preset.name);
@@ -143,7 +143,7 @@ TEST_CASE("every preset is valid, named once, and found") {
   CHECK_ERROR(llama_preset_config("huge"), "model", "'huge'", "tiny, small", "llama-3-8b");
 }
 
-TEST_CASE("values that make no model are refused by key") {
+TEST_CASE("invalid values are refused by key") {
   const auto refuse = [](auto change, auto... parts) {
     llama_config c;
     change(c);
@@ -177,7 +177,7 @@ TEST_CASE("values that make no model are refused by key") {
   refuse_rope([](auto& r) { r.original_max_position = 0; }, "original_max_position_embeddings");
 }
 
-TEST_CASE("the extents of tp that suit a model's sizes are said, since a checkpoint's sizes are fixed") {
+TEST_CASE("valid extents of tp for a model's sizes are listed, as a checkpoint's sizes are fixed") {
   const auto legal = [](const char* name) { return plait::legal_tensor_ranks(plait::llama_preset_config(name)); };
   CHECK(legal("llama-3-8b") == "1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32");
   CHECK(legal("smollm-135m") == "1, 2, 3, 6, 9");
@@ -254,7 +254,7 @@ TEST_CASE("Llama 2, Llama 3, SmolLM, Mistral, Qwen 2.5 and Qwen 3") {
   CHECK(parse_config(qwen3) == plait::llama_preset_config("qwen3-0.6b"));
 }
 
-TEST_CASE("the variants of Hugging Face's files, and as many weights as the files have") {
+TEST_CASE("the variants of Hugging Face's files have the files' numbers of weights") {
   const auto read = [](const std::string& name) {
     const std::string folder = plait::test::test_data() + "/llama_" + name;
     const llama_config c = plait::read_llama_config(folder + "/config.json");
@@ -285,7 +285,7 @@ TEST_CASE("the variants of Hugging Face's files, and as many weights as the file
   CHECK(!windowed.qk_norm);
 }
 
-TEST_CASE("absent keys mean what they mean to each type") {
+TEST_CASE("absent keys have the defaults of each model type") {
   const auto of = [](const std::string& type, const std::string& more = "") {
     return parse_config(
         config_with("\"hidden_size\": 64, \"num_attention_heads\": 32, \"model_type\": \"" + type + "\"" + more));
@@ -397,7 +397,7 @@ TEST_CASE("defaults of absent keys, null head_dim, both spellings of rope scalin
   }
 }
 
-TEST_CASE("what transformers makes of rotary keys, padding and names of functions is what is read") {
+TEST_CASE("rotary keys, padding and names of functions are read as transformers reads them") {
   const auto goldens = nlohmann::json::parse(plait::read_file(plait::test::test_data() + "/llama_configs.json", ""));
   REQUIRE(goldens["read"].size() >= 20);
   for (const auto& golden : goldens["read"]) {
@@ -419,7 +419,7 @@ TEST_CASE("what transformers makes of rotary keys, padding and names of function
   }
 }
 
-TEST_CASE("files and presets; what is written reads back") {
+TEST_CASE("files and presets; a written file is read unchanged") {
   temp_folder dir;
   for (const auto& preset : plait::llama_presets) {
     CHECK(plait::load_llama_config(dir.write("config.json", plait::llama_config_text(preset.config))) == preset.config);

@@ -23,7 +23,7 @@ using plait::test::parse_config;
 
 }  // namespace
 
-TEST_CASE("what is not supported is refused by key") {
+TEST_CASE("unsupported values are refused by key") {
   for (const char* type : {"gpt2", "gemma2", "olmo2", "deepseek_v3", "ministral", "phi3", ""}) {
     CHECK_ERROR(
         parse_config(config_with("\"model_type\": \"" + std::string(type) + "\"")), "config.json", "'model_type'", type,
@@ -71,7 +71,7 @@ TEST_CASE("what is not supported is refused by key") {
       "both");
 }
 
-TEST_CASE("each key is read, or harmless, or refused, and those of transformers' own classes are known") {
+TEST_CASE("each key is read, harmless or refused, and the keys of transformers' classes are known") {
   const auto goldens = nlohmann::json::parse(plait::read_file(plait::test::test_data() + "/llama_configs.json", ""));
   const auto is_refused = [](const std::string& key) {
     return std::any_of(plait::refused_config_keys.begin(), plait::refused_config_keys.end(),
@@ -161,7 +161,7 @@ TEST_CASE("malformed files are refused by name") {
   CHECK_ERROR(parse_config(config_with(R"("num_key_value_heads": 3)")), "num_key_value_heads 3");
 }
 
-TEST_CASE("a file may nest its objects and lists only so deep") {
+TEST_CASE("the depth of nested objects and lists is limited") {
   const auto nested = [](const char* key, std::size_t depth, bool objects) {
     std::string value;
     for (std::size_t i = 0; i < depth; ++i) value += objects ? "{\"a\": " : "[";
@@ -181,7 +181,7 @@ TEST_CASE("a file may nest its objects and lists only so deep") {
   CHECK_ERROR(parse_config(std::string(1000000, '[')), "config.json: the JSON has more than 64 levels");
 }
 
-TEST_CASE("the keys of mixtures have no defaults, and what is not computed is refused") {
+TEST_CASE("the keys of mixtures have no defaults, and unsupported values are refused") {
   const auto mixture = [](const std::string& type, const std::string& member) {
     auto json = nlohmann::json::parse(config_with("\"num_key_value_heads\": 4, \"num_experts_per_tok\": 3, \"" +
                                                   std::string(type == "mixtral" ? "num_local_experts" : "num_experts") +
@@ -275,7 +275,7 @@ TEST_CASE("the keys of mixtures have no defaults, and what is not computed is re
         "model: mlp_bias is true; experts have no biases, so false is legal");
 }
 
-TEST_CASE("dots.llm1 has DeepSeek-V3's router and dense layers at its beginning") {
+TEST_CASE("dots.llm1 has DeepSeek-V3's router, and dense first layers") {
   const auto dots = [](const std::string& member) {
     auto json = nlohmann::json::parse(config_with(R"("num_key_value_heads": 4, "model_type": "dots1")"));
     json.update(nlohmann::json::parse(R"({"first_k_dense_replace": 1, "moe_intermediate_size": 20, "n_group": 2,

@@ -36,7 +36,7 @@ bool equal(const std::vector<weight_tensor>& got, const safetensors_reader& expe
 
 }  // namespace
 
-TEST_CASE("weights of Megatron and of Meta are Hugging Face's, bit for bit") {
+TEST_CASE("weights of Megatron and of Meta equal Hugging Face's bit for bit") {
   const plait::llama_config config = plait::read_llama_config(conversions + "config.json");
   const safetensors_reader expected(conversions + "hugging_face.safetensors");
   REQUIRE(expected.entries().size() == 21);
@@ -44,7 +44,7 @@ TEST_CASE("weights of Megatron and of Meta are Hugging Face's, bit for bit") {
   CHECK(equal(plait::weights_from_meta(tensors_of("meta"), config, "file"), expected));
 }
 
-TEST_CASE("the order is named, and a name that is not that of the tensors is refused") {
+TEST_CASE("the order is given by name, and an order that does not fit the tensors is refused") {
   using plait::weights_order;
   const plait::llama_config config = plait::read_llama_config(conversions + "config.json");
   const safetensors_reader expected(conversions + "hugging_face.safetensors");
@@ -95,7 +95,7 @@ TEST_CASE("the biases of fused projections are split alike") {
   CHECK(values("model.layers.11.mlp.up_proj.bias") == std::vector<float>{3, 4, 5});
 }
 
-TEST_CASE("a tensor that is unknown or has another size is refused") {
+TEST_CASE("an unknown tensor, or one of another size, is refused") {
   const plait::llama_config config = plait::read_llama_config(conversions + "config.json");
   const std::vector<weight_tensor> megatron = tensors_of("megatron"), meta = tensors_of("meta");
   CHECK_ERROR(plait::weights_from_megatron(meta, config, "file"), "file: tensor '", "none that Megatron has");
@@ -114,7 +114,7 @@ TEST_CASE("a tensor that is unknown or has another size is refused") {
   CHECK_ERROR(plait::weights_from_meta(odd, config, "file"), "'layers.x.attention.wq.weight'");
 }
 
-TEST_CASE("a tensor or a model that an order has no place for is refused") {
+TEST_CASE("a tensor or a model that an order does not support is refused") {
   using plait::weights_order;
   plait::llama_config c;
   const auto place = [&](const char* name, weights_order order) {

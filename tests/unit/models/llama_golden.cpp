@@ -52,14 +52,14 @@ TEST_CASE("Llama and its variants equal Hugging Face's in logits, loss and gradi
   }
 }
 
-TEST_CASE("so it does on tensor-parallel meshes, also with more ranks than kv heads and a padded vocabulary") {
+TEST_CASE("Llama equals Hugging Face's on tensor-parallel meshes, with few kv heads and a padded vocabulary") {
   for (const char* name : {"mha", "gqa_tied", "rope_scaling", "padding", "qwen2", "qwen3", "mistral"}) {
     check_golden<float>(name, 1, 2);
     check_golden<float>(name, 2, 4);
   }
 }
 
-TEST_CASE("so it does where ranks divide neither heads nor widths nor the batch") {
+TEST_CASE("Llama equals Hugging Face's where ranks divide neither heads nor widths nor the batch") {
   for (const std::int64_t tp_ranks : {6, 8, 14}) check_golden<float>("qwen2", 1, tp_ranks);  // 14 heads in two groups
   check_golden<float>("smollm", 2, 3);
   check_golden<float>("mha", 1, 3);

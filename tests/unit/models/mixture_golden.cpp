@@ -138,16 +138,16 @@ void check_models(const std::vector<mesh_shape>& meshes) {
 
 }  // namespace
 
-TEST_CASE("mixtures equal transformers' with experts over an axis of their own") {
+TEST_CASE("mixtures equal transformers' with experts over a separate axis") {
   check_models<megatron_experts>({ranks_of(1, 1, 1, 1), ranks_of(1, 2, 1, 1), ranks_of(2, 1, 1, 2),
                                   ranks_of(1, 2, 2, 1), ranks_of(1, 2, 1, 2), ranks_of(1, 1, 2, 2)});
 }
 
-TEST_CASE("and over the tensor-parallel axes") {
+TEST_CASE("mixtures equal transformers' with experts over the tensor-parallel axes") {
   check_models<experts_over_tp<megatron_experts>>({ranks_of(1, 1, 1, 2), ranks_of(1, 2, 1, 2), ranks_of(2, 1, 2, 2)});
 }
 
-TEST_CASE("a mixture goes back to a directory with the same bits, from every mesh and in shards") {
+TEST_CASE("a mixture is exported with the same bits, from every mesh and in shards") {
   using model_type = mixture_llama<float, megatron_experts>;
   for (const char* name : {"mixtral", "qwen2_moe", "qwen3_moe", "dots1", "olmoe"}) {
     const model_directory from = open_model_directory(folder_of(name));
@@ -176,7 +176,7 @@ TEST_CASE("a mixture goes back to a directory with the same bits, from every mes
   }
 }
 
-TEST_CASE("adapters under peft's names, of experts and of shared ones, are merged into what every mesh exports") {
+TEST_CASE("adapters with peft's names, of routed and shared experts, are merged by every mesh's export") {
   const lora_options adapter{.rank = 2, .scale = 2};
   const llama_options adapted{.attention = {.lora = {.q = adapter}},
                               .mlp = {.up = adapter, .down = adapter},
@@ -218,7 +218,7 @@ TEST_CASE("adapters under peft's names, of experts and of shared ones, are merge
   }
 }
 
-TEST_CASE("transformers' stacks of experts are the same model") {
+TEST_CASE("transformers' stacks of experts give the same model") {
   const temp_folder dir;
   std::filesystem::copy(folder_of("qwen3_moe") + "/config.json", dir / "config.json");
   std::filesystem::copy(folder_of("qwen3_moe") + "/stacked.safetensors", dir / "model.safetensors");

@@ -45,7 +45,7 @@ TEST_CASE("exchanged heads inside, a ring outside, zigzag") {
       {five{1, 2, 2, 1, 1}, five{1, 2, 1, 1, 1}, five{1, 2, 4, 1, 1}, five{1, 2, 2, 2, 1}});
 }
 
-TEST_CASE("what gathered keys and exchanged heads send") {
+TEST_CASE("bytes sent by gathered keys and exchanged heads") {
   using gathered = context_parallel<megatron_sp, all_gather_kv<cp>, zigzag>;
   using exchanged = context_parallel<megatron_sp, ulysses<cp>>;
   for (const std::int64_t ranks : {2, 4, 8})
@@ -66,7 +66,7 @@ TEST_CASE("what gathered keys and exchanged heads send") {
     }
 }
 
-TEST_CASE("heads that cannot be shared out are refused") {
+TEST_CASE("heads that the ranks cannot divide are refused") {
   attention_case c;
   c.seq_size = 36, c.heads_size = 12, c.kv_size = 6;
   using exchanged = context_parallel<megatron_sp, ulysses<cp>>;

@@ -106,7 +106,7 @@ std::int64_t counted_pairs(const sequence_order& order, std::int64_t ranks, std:
 
 }  // namespace
 
-TEST_CASE("each rank has the work that is predicted, and zigzag order gives the busiest no more, but for two masks") {
+TEST_CASE("each rank has the predicted work, and zigzag order gives the busiest no more, except for two masks") {
   using masks = kernels::attention_mask;
   const auto busiest = [](const std::vector<std::int64_t>& work) {
     return *std::max_element(work.begin(), work.end());
@@ -132,7 +132,7 @@ TEST_CASE("each rank has the work that is predicted, and zigzag order gives the 
     }
 }
 
-TEST_CASE("zigzag order is refused where the busiest rank has over an eighth more work") {
+TEST_CASE("zigzag order is refused if it gives the busiest rank over an eighth more work") {
   const kernels::attention_mask wide = kernels::attention_mask::local(50, 50);
   const std::string text = refusal([&] { counted_pairs<ring<cp>>(sequence_order::zigzag(128, 2), 2, 0, wide); });
   CHECK(
@@ -144,7 +144,7 @@ TEST_CASE("zigzag order is refused where the busiest rank has over an eighth mor
   CHECK(refusal([&] { counted_pairs<ring<cp>>(sequence_order::zigzag(128, 4), 4, 0, wide); }).empty());
 }
 
-TEST_CASE("a block travels as far as somebody sees it, and no message lacks its other end") {
+TEST_CASE("a block travels to the last rank that sees it, and every message has both ends") {
   for (const std::int64_t ranks : {2, 3, 4, 8})
     for (const bool zig : {false, true})
       for (const kernels::attention_mask mask :
@@ -194,7 +194,7 @@ TEST_CASE("sequences of fewer tokens than ranks are refused") {
   CHECK(sequence_order_of<megatron_sp>(mesh, sizes) == sequence_order::original(3));
 }
 
-TEST_CASE("values have a stride of their own, under every policy") {
+TEST_CASE("values have a separate stride, with every policy") {
   const auto outputs = []<class Policy>(std::type_identity<Policy>, int ranks) {
     std::vector<double> all(4);
     threads::run(ranks, [&](threads::communicator c) {
@@ -297,7 +297,7 @@ attention_values packed_inputs() {
 
 }  // namespace
 
-TEST_CASE("queries that look ahead stay in their document, under every policy") {
+TEST_CASE("queries that see later keys stay in their document, with every policy") {
   using masks = kernels::attention_mask;
   const attention_values in = packed_inputs();
   for (const masks& mask : {masks::full(), masks::local(4, 7), masks::local(masks::all, 3), masks::prefix_lm(20),
@@ -325,7 +325,7 @@ TEST_CASE("queries that look ahead stay in their document, under every policy") 
   }
 }
 
-TEST_CASE("queries that look ahead in documents have the same bits on any ranks, with deterministic sums") {
+TEST_CASE("queries that see later keys in documents have the same bits on any ranks, with deterministic sums") {
   using masks = kernels::attention_mask;
   const attention_values in = packed_inputs();
   const deterministic_leaves leaves{.features = 1, .samples = 1, .sequence = 20};
@@ -348,7 +348,7 @@ TEST_CASE("queries that look ahead in documents have the same bits on any ranks,
   }
 }
 
-TEST_CASE("what follows from a strategy's policy") {
+TEST_CASE("properties derived from a strategy's policy") {
   using zig = context_parallel<megatron_tp, ulysses<tp, ring<cp>>, zigzag>;
   CHECK(context_axes<zig::attention> == axis_list(axis_of<cp>, axis_of<tp>));
   CHECK(std::is_same_v<context_parallel<megatron_sp, ring<cp>>::residual, megatron_sp::residual>);
@@ -360,7 +360,7 @@ TEST_CASE("what follows from a strategy's policy") {
                     layout_v<context_parallel<megatron_sp, ring<cp>, zigzag>::residual>));
 }
 
-TEST_CASE("blocks put together in original order and taken apart again") {
+TEST_CASE("blocks are joined in original order and split again") {
   cpu device;
   for (const std::int64_t length : {24, 22})
     for (const bool zig : {false, true}) {
@@ -387,7 +387,7 @@ TEST_CASE("blocks put together in original order and taken apart again") {
   CHECK(two.runs() == runs_of{{0, 0, 8}, {8, 24, 8}});  // the ring's runs after the exchange of heads
 }
 
-TEST_CASE("dropout drops the same elements in zigzag order as in the text's") {
+TEST_CASE("dropout drops the same elements in zigzag as in original order") {
   using zig = spec<shard<batch, dp>, shard<zseq, cp, tp>, hidden>;
   using text = spec<batch, seq, hidden>;
   dim_sizes sizes;
@@ -435,7 +435,7 @@ TEST_CASE("dropout drops the same elements in zigzag order as in the text's") {
   CHECK(refusal([] { dropout<double, zig>(0, "layer"); }).empty());
 }
 
-TEST_CASE("blocks may come in any order, and need not come") {
+TEST_CASE("blocks may arrive in any order, or not at all") {
   constexpr std::int64_t length = 32, ranks = 4, own = length / ranks, d = 4;
   cpu device;
   const sequence_order order = sequence_order::zigzag(length, ranks);

@@ -57,7 +57,7 @@ struct without_sinks : whole_sequence {
 
 }  // namespace
 
-TEST_CASE("what cannot be is refused by name and value") {
+TEST_CASE("invalid rings are refused by name and value") {
   attention_case c;
   CHECK(layer_refusal<float, megatron_sp>(four{1, 2, 1, 1}, c, {.mask = kernels::attention_mask::local(-1, 0)}) ==
         "layer: mask.before = -1, must be from 0 to 2^62, which is all");
@@ -94,7 +94,7 @@ TEST_CASE("documents are neither forgotten nor ignored") {
   }
 }
 
-TEST_CASE("where one rank fails, the others do not wait for its keys") {
+TEST_CASE("if one rank fails, the others do not wait for its keys") {
   const attention_case c{.mask = {"documents", {}, true}};
   const std::string text = error_on_mesh(four{1, 4, 1, 1}, c.sizes(), 99, [&](const context<cpu>& ctx) {
     using layer_type = self_attention<double, megatron_sp>;
@@ -141,7 +141,7 @@ peaks most_memory(std::int64_t ranks, std::int64_t length) {
 
 }  // namespace
 
-TEST_CASE("two blocks of keys and values exist at a time, whatever the number of ranks") {
+TEST_CASE("two blocks of keys and values exist at a time, for any number of ranks") {
   const std::int64_t tokens = 256, block = tokens * 64;  // of one rank; numbers in a block of keys and values
   const peaks four_ranks = most_memory<ring<cp>>(4, 4 * tokens), eight_ranks = most_memory<ring<cp>>(8, 8 * tokens);
   CHECK(eight_ranks.forward <= four_ranks.forward + block / 4);

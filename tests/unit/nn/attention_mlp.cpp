@@ -60,7 +60,7 @@ TEST_CASE("attention with Llama-3 rope scaling and biases") {
   check_attention<megatron_sp>(how);
 }
 
-TEST_CASE("attention with biases on queries, keys and values alone, with norms of queries and keys, with sinks") {
+TEST_CASE("attention with biases on queries, keys and values only, with norms of queries and keys, with sinks") {
   attention_options how = rotated();
   how.qkv_bias = true;
   check_attention<megatron_sp>(how);
@@ -149,7 +149,7 @@ struct stored_badly {
 
 }  // namespace
 
-TEST_CASE("a layer on a mesh whose axes it does not mention, a size the context does not give") {
+TEST_CASE("a layer on a mesh whose axes it does not name, a size that the context does not have") {
   const auto make = [](context<cpu>& ctx) { linear<double, narrow>(ctx, "up"); };
   CHECK(has(refused_at(four{2, 1, 1, 1}, transformer_sizes(), make),
             "up: input: a boundary spec must mention every axis of its mesh"));

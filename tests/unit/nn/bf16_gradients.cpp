@@ -134,7 +134,7 @@ void check_near(const std::vector<double>& a, const std::vector<double>& b, doub
 
 }  // namespace
 
-TEST_CASE("gradients in bf16 are those in float, rounded as they are added") {
+TEST_CASE("gradients in bf16 are those in float, rounded at each addition") {
   const auto usual = two_passes<bf16>(1);
   for (const std::int64_t ranks : {1, 2, 4}) {
     const auto narrow = two_passes<bf16_gradients>(ranks);

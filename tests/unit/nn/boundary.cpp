@@ -30,7 +30,7 @@ using logits = spec<shard<batch, dp>, shard<vocab, tp>>;
 
 }  // namespace
 
-TEST_CASE("a layer refuses a boundary that forgets an axis of the mesh") {
+TEST_CASE("a layer refuses a spec that does not name an axis of the mesh") {
   check_says(refusal([](const context<cpu>& ctx) {
                rms_norm<float, forgets_tp>{ctx, 1e-5, "first"};
              }),
@@ -49,7 +49,7 @@ TEST_CASE("a layer refuses a boundary that forgets an axis of the mesh") {
              "cross_entropy: labels", layout_error::axis_unmentioned, "tp");
 }
 
-TEST_CASE("a tensor refuses an axis that the mesh does not have, and may leave others unmentioned") {
+TEST_CASE("a tensor refuses an axis that the mesh does not have, and need not name all others") {
   check_says(refusal([](const context<cpu>& ctx) { tensor<float, spec<shard<batch, cp>, hidden>>{ctx}; }),
              "tensor <shard<batch, cp>, hidden>", layout_error::axis_unknown, "cp");
   check_says(refusal([](const context<cpu>& ctx) { tensor<float, spec<batch, hidden, partial<ep>>>{ctx}; }),

@@ -55,7 +55,7 @@ struct arrays {
 
 }  // namespace
 
-TEST_CASE("who gives some of a layer's memory says something of all of it") {
+TEST_CASE("a caller that gives some of a layer's memory must decide about all of it") {
   const auto refused = [](auto make) {
     return on_ranks(1, [&](const context<cpu>& ctx) {
       std::vector<float> w(wide * width, 1.0f), g(wide * width), b(wide);
@@ -96,7 +96,7 @@ TEST_CASE("who gives some of a layer's memory says something of all of it") {
         }) == "");
 }
 
-TEST_CASE("a typed pointer lies as the layer's array does, or is refused") {
+TEST_CASE("a typed pointer has the layout of the layer's array, or is refused") {
   const auto refused = [](auto make) {
     return on_ranks(2, [&](const context<cpu>& ctx) {
       std::vector<float> w(2 * wide * width), g(w);
@@ -125,7 +125,7 @@ TEST_CASE("a typed pointer lies as the layer's array does, or is refused") {
             "memory.weight is a part, and the layer has several parameters there, one after the other"));
 }
 
-TEST_CASE("rounded weights of the caller: masters are asked for, and nothing is overwritten") {
+TEST_CASE("rounded weights of the caller need masters, and nothing is overwritten") {
   const auto run = [](auto work) { return on_ranks(1, work); };
   CHECK(has(run([](const context<cpu>& ctx) {
               arrays<bf16> own_arrays;
@@ -162,7 +162,7 @@ TEST_CASE("rounded weights of the caller: masters are asked for, and nothing is 
         }) == "");
 }
 
-TEST_CASE("a weight that is stored in another layout is not overwritten by values that nobody has set") {
+TEST_CASE("a weight with a separate stored layout is not overwritten by unset values") {
   const auto use = [](bool fill) {
     return on_ranks(2, [&](const context<cpu>& ctx) {
       std::vector<float> weight(wide / 2 * width, 5.0f), gradient(wide / 2 * width);
@@ -187,7 +187,7 @@ TEST_CASE("a weight that is stored in another layout is not overwritten by value
   CHECK(use(true) == "");
 }
 
-TEST_CASE("one memory of the caller's under two parameters is refused with both names") {
+TEST_CASE("two parameters with one memory of the caller are refused by both names") {
   struct head {
     using input = whole_rows;
     using weight = spec<vocab, hidden, invariant<tp>>;
@@ -280,7 +280,7 @@ TEST_CASE("typed tensors on the caller's memory are written in place") {
         }) == "");
 }
 
-TEST_CASE("views of memory that may only be read") {
+TEST_CASE("views of read-only memory") {
   static_assert(!std::is_convertible_v<const tensor<double, rows>&, part<double, rows>>);
   static_assert(std::is_convertible_v<const tensor<double, rows>&, part<const double, rows>>);
   CHECK(on_ranks(2, [](const context<cpu>& ctx) {
@@ -355,7 +355,7 @@ TEST_CASE("tokens and labels of 32 bits, and a loss on pointers") {
         }).find("cross_entropy: backward without what forward keeps") != std::string::npos);
 }
 
-TEST_CASE("a parameter of the program's own is summed over the rows of all ranks") {
+TEST_CASE("a parameter of the program is summed over the rows of all ranks") {
   CHECK(on_ranks(2, [](const context<cpu>& ctx) {
           std::vector<double> scale(width, 2.0), dscale(width);
           free_parameter<double, spec<hidden>, rows> own_scale(ctx, "scale", {scale.data(), dscale.data()});
@@ -381,7 +381,7 @@ TEST_CASE("a parameter of the program's own is summed over the rows of all ranks
             "9 ranks; it must be at least 9"));
 }
 
-TEST_CASE("ranks compare a gradient of the program's own with the spec of what its parameter meets") {
+TEST_CASE("ranks compare a gradient of the program with the spec of its parameter's use") {
   const auto trained = []<class Met>(Met, bool alike) {
     return on_ranks(2, [&](const context<cpu>& ctx) {
       free_parameter<double, spec<ffn, hidden>, Met> table(ctx, "table");
@@ -405,7 +405,7 @@ TEST_CASE("ranks compare a gradient of the program's own with the spec of what i
             "terms of a sum, and all of them hold the same values"));
 }
 
-TEST_CASE("one rank's part of a whole array, out of it and back") {
+TEST_CASE("one rank's part of a whole array is taken and put back") {
   CHECK(on_ranks(2, [](const context<cpu>& ctx) {
           std::vector<double> whole(wide * width), back(wide * width, -1.0), part(wide * width / 2);
           for (std::size_t i = 0; i < whole.size(); ++i) whole[i] = static_cast<double>(i);
@@ -431,7 +431,7 @@ TEST_CASE("one rank's part of a whole array, out of it and back") {
         }) == "");
 }
 
-TEST_CASE("a layer that is bound to other memory reads and adds there") {
+TEST_CASE("a layer rebound to other memory reads and adds there") {
   CHECK(on_two_ranks([](const context<cpu>& ctx) {
           struct arrays {
             std::vector<double> w = std::vector<double>(wide / 2 * width), dw = w, b = std::vector<double>(wide / 2),
@@ -472,7 +472,7 @@ TEST_CASE("a layer that is bound to other memory reads and adds there") {
         }) == "");
 }
 
-TEST_CASE("masters that are bound elsewhere are gathered before the weights are used") {
+TEST_CASE("rebound masters are gathered before the weights are used") {
   CHECK(has(on_two_ranks([](const context<cpu>& ctx) {
               std::vector<bf16> w(width), v(w);
               std::vector<float> g(width), m(width, 2.0f), n(width, 3.0f);
@@ -495,7 +495,7 @@ TEST_CASE("masters that are bound elsewhere are gathered before the weights are 
             "done"));
 }
 
-TEST_CASE("memory of the layer's own is not replaced") {
+TEST_CASE("memory that the layer owns cannot be replaced") {
   const auto refused = [](auto work) {
     return on_two_ranks([&](const context<cpu>& ctx) {
       std::vector<double> w(wide * width), g(w), b(wide);
@@ -643,7 +643,7 @@ using rms = rms_norm<double, rows>;
 
 }  // namespace
 
-TEST_CASE("a call does not write what it still reads") {
+TEST_CASE("a call whose output overlaps an input that it still reads is refused") {
   CHECK(has(refused_by<up_linear>([](auto& ctx, auto& layer, auto& kept, double* x, auto*, auto*) {
               forward_on(layer, ctx, x, x, &kept);
             }),
@@ -709,7 +709,7 @@ TEST_CASE("tensors of other sizes than the layer's are refused") {
             "redistribute: in has 16 elements, and in this context there are 32"));
 }
 
-TEST_CASE("a call does not write bytes that it still reads, wherever arrays begin") {
+TEST_CASE("overlapping arrays are refused at any offset") {
   const auto refused = [](auto work) {
     return on_ranks(1, [&](const context<cpu>& ctx) {
       std::vector<double> all(4 * tokens * wide, 1.0);

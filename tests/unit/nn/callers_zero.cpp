@@ -180,8 +180,7 @@ struct second {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("levels 1 to 3 of ZeRO in the program's memory train as one rank does", Precision, double, float,
-                   bf16) {
+TEST_CASE_TEMPLATE("levels 1 to 3 of ZeRO in the program's memory train as one rank", Precision, double, float, bf16) {
   const auto one = on<Precision, sharded<Precision>>(1, 1);
   const double most = std::is_same_v<Precision, double> ? 1e-12 : std::is_same_v<Precision, float> ? 1e-5 : 1e-2;
   for (const int ranks : {1, 2, 4})
@@ -195,7 +194,7 @@ TEST_CASE_TEMPLATE("levels 1 to 3 of ZeRO in the program's memory train as one r
       }
 }
 
-TEST_CASE("linears with biases take turns in the program's memory, updated by AdamW") {
+TEST_CASE("linears with biases share the program's memory, and AdamW updates them") {
   const auto trained = [](int ranks, bool in_turns) {
     std::vector<double> out;
     threads::run(ranks, [&](threads::communicator c) {
@@ -251,7 +250,7 @@ TEST_CASE("linears with biases take turns in the program's memory, updated by Ad
   for (const int ranks : {1, 2, 4}) CHECK(difference(trained(ranks, true), one) < 1e-12);
 }
 
-TEST_CASE("memory that serves several parameters is not read or added to for the wrong one") {
+TEST_CASE("memory shared by several parameters is not read or added to for the wrong one") {
   for (const int ranks : {1, 2}) {
     std::string thrown;
     on<double, sharded<double>>(ranks, 3, &thrown, /*gathers_again=*/false);

@@ -64,7 +64,7 @@ void check(Make make) {
 
 }  // namespace
 
-TEST_CASE("dropout: a fixed mask on every mesh, scaled so that the mean stays") {
+TEST_CASE("dropout: a fixed mask on every mesh, scaled to keep the mean") {
   check([](const auto& ctx) { return dropout_layer<rows_split, device_of<decltype(ctx)>>(0.3); });
   check([](const auto& ctx) { return dropout_layer<rows_whole, device_of<decltype(ctx)>>(0.3); });
   const dim_sizes sizes = transformer_sizes(32, 8);
@@ -135,7 +135,7 @@ TEST_CASE("sequential") {
   });
 }
 
-TEST_CASE("recomputation keeps what its name says in a sequential") {
+TEST_CASE("recomputation keeps what its mode says in a sequential") {
   const auto make = [](const auto& ctx) {
     using D = device_of<decltype(ctx)>;
     return sequential(norm<D>(ctx, 1e-5, "norm"), up<D>(ctx, "up"), gelu_wide<D>(), down<D>(ctx, "down"));

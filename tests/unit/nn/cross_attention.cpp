@@ -112,7 +112,7 @@ void check_core(const attention_core_options& how) {
 
 }  // namespace
 
-TEST_CASE("attention of one sequence over another: plain, causal, rotated, with a window, with sinks") {
+TEST_CASE("attention of one sequence to another: plain, causal, rotated, with a window, with sinks") {
   check_core({});
   check_core({.mask = {}});
   check_core({.mask = kernels::attention_mask::window(3), .frequencies = kernels::rope_inverse_frequencies(4, 100.0)});

@@ -199,7 +199,7 @@ TEST_CASE("cross-entropy: finite differences and meshes, all options") {
   }
 }
 
-TEST_CASE("PyTorch's cross-entropy, the vocabulary whole and sharded with padding") {
+TEST_CASE("PyTorch's cross-entropy, with a whole and with a sharded, padded vocabulary") {
   std::ifstream file(plait::test::test_data() + "/cross_entropy.json");
   const auto all = nlohmann::json::parse(file);
   const auto values = all.at("logits").at("values").get<std::vector<double>>();
@@ -228,7 +228,7 @@ TEST_CASE("PyTorch's cross-entropy, the vocabulary whole and sharded with paddin
   }
 }
 
-TEST_CASE("learned positions of tokens in zigzag order ask for the order") {
+TEST_CASE("learned positions of tokens in zigzag order need the order") {
   threads::run(1, [](threads::communicator c) {
     cpu device;
     world ranks(two{1, 1}.shape(), c);

@@ -40,7 +40,7 @@ TEST_CASE("row-parallel") {
   check_linear<policy<wide, row, rows_pending, false>>();
 }
 
-TEST_CASE("a weight that lies as [in, out]") {
+TEST_CASE("a weight stored as [in, out]") {
   check_linear<policy<rows_split, spec<hidden, shard<ffn, tp>>, wide, true>>();
   check_linear<policy<rows_whole, spec<hidden, shard<ffn, tp>>, wide, false>>();
   check_linear<policy<wide, spec<shard<ffn, tp>, hidden>, rows_split, true>>();
@@ -93,7 +93,7 @@ struct stored_elsewhere_policy : policy<rows_split, column, wide, true> {
 
 }  // namespace
 
-TEST_CASE("a weight stored in another layout than it is used in") {
+TEST_CASE("a weight with a separate stored layout") {
   check_linear<stored_policy>();
   const auto make = [](const auto& ctx) {
     return linear<double, stored_elsewhere_policy, device_of<decltype(ctx)>>(ctx, "layer");
@@ -132,7 +132,7 @@ TEST_CASE("a user's own axes and strategy: a weight sharded on both of its dims"
   check_meshes({grid{2, 1}, grid{1, 4}, grid{2, 2}, grid{4, 4}, grid{2, 8}}, transformer_sizes(), one, make);
 }
 
-TEST_CASE("a linear over the caller's memory owns no weights") {
+TEST_CASE("a linear on the caller's memory owns no weights") {
   on_mesh(two{2, 2}, transformer_sizes(), 99, [](const context<cpu>& ctx) {
     using column_linear = linear<double, policy<rows_whole, column, wide, false>>;
     std::vector<double> weight(8 * 8), gradient(8 * 8), x(2 * 8 * 8), y(2 * 8 * 8), expected(2 * 8 * 8);

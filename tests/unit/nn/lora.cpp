@@ -150,7 +150,7 @@ TEST_CASE("an adapter of a weight that is sharded on both dims, and of a batch o
   check_adapter<batched>();
 }
 
-TEST_CASE("an adapter sends nothing of its own in a forward or backward pass") {
+TEST_CASE("an adapter adds no communication to a forward or backward pass") {
   const auto sent = [](auto make) {
     const layer_plan plan = dry_run(two{2, 4}.shape(), lora_sizes(), 0, make);
     return std::pair{plan.forward, plan.backward};
@@ -166,7 +166,7 @@ TEST_CASE("an adapter sends nothing of its own in a forward or backward pass") {
   compare(std::type_identity<row_sp>{});
 }
 
-TEST_CASE("three steps of AdamW on meshes equal those on one rank, and leave the base as it is") {
+TEST_CASE("three steps of AdamW on meshes equal those on one rank, and do not change the base") {
   check_training({two{2, 1}, two{1, 4}, two{2, 2}, two{4, 2}}, maker<column_sp>(3));
   check_training({two{2, 1}, two{1, 4}, two{2, 2}, two{4, 2}}, maker<row_sp>(3));
   check_training({two{2, 1}, two{2, 2}, two{4, 2}, two{2, 4}}, maker<row_stored>(2));
@@ -181,7 +181,7 @@ TEST_CASE("three steps of AdamW on meshes equal those on one rank, and leave the
   CHECK(after.weights[1] == before.weights[1]);  // the bias
 }
 
-TEST_CASE("a frozen base has no gradient, and no memory for one or for moments") {
+TEST_CASE("a frozen base has no gradient, and no memory for gradients or moments") {
   const std::size_t full = train(two{1, 1}, maker<column_tp>(0))[0].bytes;
   const std::size_t adapted = train(two{1, 1}, maker<column_tp>(2))[0].bytes;
   const std::size_t base = 16 * 8 * sizeof(double), adapter = (16 + 8) * 2 * sizeof(double);
@@ -203,7 +203,7 @@ TEST_CASE("a frozen base has no gradient, and no memory for one or for moments")
   });
 }
 
-TEST_CASE("an adapter begins as nothing") {
+TEST_CASE("a new adapter adds zero") {
   on_mesh(two{1, 1}, lora_sizes(), 7, [](const context<cpu>& ctx) {
     const auto output = [&](std::int64_t rank) {
       auto layer = maker<column_tp>(rank)(ctx);

@@ -91,7 +91,7 @@ void check_mixture(const kernels::router_settings& router, std::initializer_list
 
 }  // namespace
 
-TEST_CASE("experts that rows travel to") {
+TEST_CASE("experts with exchanged rows") {
   check_mixture<exchanged>({}, {three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}, three{1, 4, 2},
                                 three{1, 3, 1}, three{1, 5, 2}});
 }
@@ -141,7 +141,7 @@ struct adapted_mixture : moe<double, exchanged> {
 
 }  // namespace
 
-TEST_CASE("adapters of experts that rows travel to, and of the parts of experts") {
+TEST_CASE("adapters of experts with exchanged rows, and of sharded experts") {
   check_adapters<exchanged>({three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}, three{1, 4, 2}});
   check_adapters<sequence_on_all_ranks>({three{1, 1, 4}, three{2, 2, 2}});
 }
@@ -149,7 +149,7 @@ TEST_CASE("adapters of experts over two axes, and of experts of tokens that all 
   check_adapters<folded>({three{1, 1, 2}, three{2, 2, 2}, three{1, 4, 2}});
   check_adapters<masked>({three{1, 2, 1}, three{2, 2, 2}});
 }
-TEST_CASE("adapters compute as weights that they are merged into") {
+TEST_CASE("adapters give the results of weights that they are merged into") {
   on_mesh(three{1, 1, 1}, mixture_sizes(), 1, [](const context<cpu>& ctx) {
     adapted_mixture adapted(ctx, "moe", {.router = {.chosen = 3}, .lora = three_adapters});
     moe<double, exchanged> plain(ctx, "moe", {.router = {.chosen = 3}});
@@ -186,7 +186,7 @@ struct beside_tensors {
 
 }  // namespace
 
-TEST_CASE("an expert that all tokens have, with and without a gate") {
+TEST_CASE("a shared expert of all tokens, with and without a gate") {
   dim_sizes sizes = mixture_sizes();
   sizes.set(dim_of<shared_ffn>, 12), sizes.set(dim_of<shared_gate>, 1);
   for (const bool gated : {false, true}) {
@@ -347,7 +347,7 @@ plain_losses losses_by_definition(const std::vector<double>& x, const std::vecto
 
 }  // namespace
 
-TEST_CASE("auxiliary losses and their gradients against the definitions") {
+TEST_CASE("auxiliary losses and their gradients equal the definitions") {
   struct alone {
     using input = spec<batch, seq, hidden, invariant<dp, ep, tp>>;
     using weight = spec<experts, ffn, hidden>;
@@ -384,7 +384,7 @@ TEST_CASE("auxiliary losses and their gradients against the definitions") {
 }
 
 // All scores are equal, so every token chooses the first experts, and the others have no rows.
-TEST_CASE("a forward pass that runs again keeps the choice of the first") {
+TEST_CASE("a repeated forward pass keeps the first one's choice") {
   on_mesh(three{1, 1, 1}, even_sizes(), 1, [](const context<cpu>& ctx) {
     using layer = moe<double, exchanged>;
     layer m(ctx, "moe", {.init = {0, 1}});
@@ -468,7 +468,7 @@ TEST_CASE("a limit is a factor of an expert's even share of a sequence") {
           });
 }
 
-TEST_CASE("what has no order under deterministic sums is refused") {
+TEST_CASE("mixtures without an order for deterministic sums are refused") {
   const auto refused = [](std::int64_t ep, auto make, const auto& text) {
     on_mesh(
         three{1, ep, 1}, even_sizes(), 1, [&](const context<cpu>& ctx) { CHECK_THROWS_WITH(make(ctx), text); },
@@ -491,7 +491,7 @@ TEST_CASE("what has no order under deterministic sums is refused") {
       "divide 8");
 }
 
-TEST_CASE("a mixture says what it cannot do") {
+TEST_CASE("unsupported options of a mixture are refused") {
   on_mesh(three{1, 1, 1}, even_sizes(), 1, [](const context<cpu>& ctx) {
     using layer = moe<float, exchanged>;
     for (const std::int64_t k : {0, 9})

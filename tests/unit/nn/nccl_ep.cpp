@@ -77,7 +77,7 @@ TEST_CASE("rows travel by the exchange of a policy or a strategy, forward and ba
   check_exchange<mixture_of<masked>>(three{1, 1, 1}, {three{1, 2, 2}, three{2, 2, 2}});
   check_exchange<mlp_by_nccl_ep>(five{1, 1, 1, 1, 1}, {five{1, 2, 1, 1, 1}, five{1, 2, 1, 2, 1}});
 }
-TEST_CASE("what NCCL EP refuses is an error with its text") {
+TEST_CASE("errors of NCCL EP are errors with its text") {
   threads::run(1, [](threads::communicator& c) {
     cpu device;
     any_communicator ranks(c);
@@ -85,7 +85,7 @@ TEST_CASE("what NCCL EP refuses is an error with its text") {
                       "nccl_ep_exchange: ncclEpCreateGroup: invalid argument");
   });
 }
-TEST_CASE("deterministic sums want an exchange with origins") {
+TEST_CASE("deterministic sums need an exchange with origins") {
   threads::run(1, [](threads::communicator& c) {
     cpu device({.deterministic = true});
     world ranks(three{1, 1, 1}.shape(), c);

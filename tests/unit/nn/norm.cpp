@@ -75,7 +75,7 @@ void check_golden(const nlohmann::json& all, const nlohmann::json& golden, std::
 
 }  // namespace
 
-TEST_CASE("PyTorch's norms, rows whole and shared by ranks") {
+TEST_CASE("PyTorch's norms, with whole rows and with rows split over ranks") {
   std::ifstream file(plait::test::test_data() + "/norms.json");
   const auto all = nlohmann::json::parse(file);
   for (const std::int64_t ranks : {1, 2, 3, 4}) {

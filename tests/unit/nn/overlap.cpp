@@ -83,12 +83,12 @@ void check_bits(std::uint64_t collectives) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("column-parallel: the input's gather and its gradient's reduction go in chunks", T, double, float) {
+TEST_CASE_TEMPLATE("column-parallel: the input's gather and its gradient's reduction run in chunks", T, double, float) {
   check_bits<T, policy<rows_split, column, wide, true>>(2);
   check_bits<T, policy<rows_whole, column, wide, true>>(1);  // the gradient's all-reduce
 }
 
-TEST_CASE_TEMPLATE("row-parallel: the output's reduction and its gradient's gather go in chunks", T, double, float) {
+TEST_CASE_TEMPLATE("row-parallel: the output's reduction and its gradient's gather run in chunks", T, double, float) {
   check_bits<T, policy<wide, row, rows_split, true>>(2);
   check_bits<T, policy<wide, row, rows_whole, true>>(1);  // the output's all-reduce
 }
@@ -117,7 +117,7 @@ auto adapted(std::int64_t chunks) {
 
 }  // namespace
 
-TEST_CASE("adapters add to each chunk, and send nothing of their own") {
+TEST_CASE("adapters add to each chunk, without further communication") {
   const auto check = [&]<class Policy>() {
     for (const two& mesh : {two{1, 2}, two{1, 4}, two{2, 2}})
       for (const dim_sizes& sizes : {odd_sizes(2, 20), odd_sizes(10, 8)})
@@ -136,7 +136,7 @@ TEST_CASE("adapters add to each chunk, and send nothing of their own") {
   check.template operator()<policy<wide, row, rows_whole>>();
 }
 
-TEST_CASE("what recomputation gathers again comes beside the product for the input's gradient") {
+TEST_CASE("the gather for recomputation runs during the product for the input's gradient") {
   for (const std::int64_t chunks : {1, 3})
     for (const bool adapter : {false, true})
       threads::run(2, [&](threads::communicator& c) {
@@ -196,7 +196,7 @@ TEST_CASE("delays of any operation change no bit") {
     }
 }
 
-TEST_CASE("a policy says it, and a layer can be told otherwise") {
+TEST_CASE("a policy sets the chunks, and a layer's options override them") {
   const auto made = [](std::int64_t chunks) {
     return run_on(two{1, 2}, odd_sizes(2, 20), making<float, said>(chunks))[0].sent.total().calls;
   };
@@ -238,7 +238,7 @@ void check_blocks() {
 
 }  // namespace
 
-TEST_CASE("a strategy says it for all its linears") {
+TEST_CASE("a strategy sets the chunks of all its linears") {
   check_blocks<megatron_sp>();
   check_blocks<megatron_tp>();
 }
@@ -280,7 +280,7 @@ struct own_dim {
 
 }  // namespace
 
-TEST_CASE("what cannot be cut is refused with the reason") {
+TEST_CASE("linears that cannot be split are refused with the reason") {
   using up = policy<rows_split, column, wide>;
   CHECK(has(refusal<up>(two{1, 2}, {.overlap = -1}),
             "layer: overlap in -1 chunks; at least 1, which is no overlap, or 0"));
@@ -306,7 +306,7 @@ TEST_CASE("what cannot be cut is refused with the reason") {
             "rows; here it would be of reduce_scatter over down"));
 }
 
-TEST_CASE("the peak of a rank's memory is what a dry run says") {
+TEST_CASE("the peak memory of a rank is as a dry run predicts") {
   const dim_sizes sizes = odd_sizes(2, 20);
   const auto check = [&]<class Policy>(std::int64_t chunks) {
     const auto make = making<float, Policy>(chunks);

@@ -74,7 +74,7 @@ struct expert_policy {
 
 }  // namespace
 
-TEST_CASE("a batched linear: experts over an axis of their own, their gradients summed over dp alone") {
+TEST_CASE("a batched linear: experts over a separate axis, with gradients summed over dp only") {
   const auto make = [](const auto& ctx) {
     return linear<double, expert_policy, device_of<decltype(ctx)>>(ctx, "experts");
   };
@@ -149,7 +149,7 @@ void check_own_layer() {
 
 }  // namespace
 
-TEST_CASE("a layer of one's own is reduced over every axis, deferred, recomputed and planned like the library's") {
+TEST_CASE("a user's layer is reduced over every axis, deferred, recomputed and planned like the library's") {
   check_own_layer<megatron_sp::residual>();
   check_own_layer<megatron_tp::residual>();
 }

@@ -56,7 +56,7 @@ std::string what_is_said(Body&& body) {
 }
 }  // namespace
 
-TEST_CASE("a whole life, twice") {
+TEST_CASE("all states of a parameter, twice") {
   CHECK(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
           adamw<double> optimizer;
           for (int step = 0; step < 2; ++step) {
@@ -83,7 +83,7 @@ TEST_CASE("a whole life, twice") {
         }) == "");
 }
 
-TEST_CASE("a layer reads no parameter that has not been gathered") {
+TEST_CASE("a layer does not read a parameter before it is gathered") {
   CHECK(has(what_is_said([](auto& ctx, auto& layer, auto& x, auto&) { layer.forward(ctx, x); }),
             "parameter up.weight is used while it is stale: call gather(ctx)"));
   CHECK(has(what_is_said([](auto& ctx, auto& layer, auto& x, auto&) {
@@ -105,7 +105,7 @@ TEST_CASE("a layer reads no parameter that has not been gathered") {
             "parameter up.weight is used while it is updated"));
 }
 
-TEST_CASE("values that nobody has set are not gathered") {
+TEST_CASE("values that were never set are not gathered") {
   const std::string unset = ": gather would have layers read values that nobody has set; call initialize(ctx)";
   CHECK(has(what_is_said([](auto& ctx, auto&, auto&, auto&) {
               up fresh(ctx, "fresh");
@@ -126,7 +126,7 @@ TEST_CASE("values that nobody has set are not gathered") {
         }) == "");
 }
 
-TEST_CASE("a gradient begins, is added to, reduced once, and used once") {
+TEST_CASE("a gradient is zeroed, added to, reduced once, and used once") {
   CHECK(has(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
               gather_parameters(ctx, layer);
               up::saved kept;
@@ -163,7 +163,7 @@ TEST_CASE("a gradient begins, is added to, reduced once, and used once") {
             "parameter up.weight: an optimizer updates it while it is stale; reduce(ctx) comes first"));
 }
 
-TEST_CASE("the first pass writes a gradient, later ones add, and none leaves zeros") {
+TEST_CASE("the first pass writes a gradient, later ones add, and without a pass it is zero") {
   CHECK(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
           gather_parameters(ctx, layer);
           const auto gradients = [&](int passes) {
@@ -239,7 +239,7 @@ TEST_CASE("a frozen parameter has no gradient, no reduction and no state") {
             "parameter up.weight is frozen, and has no gradient to reduce"));
 }
 
-TEST_CASE("an optimizer knows its state by name, whatever is updated when") {
+TEST_CASE("an optimizer finds its state by name, in any order of updates") {
   // A parameter that is not updated for some steps, and then again.
   std::vector<double> with, without;
   for (std::vector<double>* result : {&with, &without})
@@ -291,7 +291,7 @@ TEST_CASE("an optimizer knows its state by name, whatever is updated when") {
             "adamw: begin_step comes before the first update"));
 }
 
-TEST_CASE("the use of a parameter follows from what it meets, over every axis of the mesh") {
+TEST_CASE("the use of a parameter is derived from its operand, over every axis of the mesh") {
   static_assert(std::is_same_v<use_t<spec<hidden>, rows>, spec<hidden, replicate<dp, tp>>>);
   CHECK(what_is_said([](auto& ctx, auto&, auto&, auto&) {
           // A user-defined layer gives two specs for its parameter: its storage and its use.

@@ -41,7 +41,7 @@ void check_resized(const context<cpu>& ctx, const char* what, Make make) {
 
 }  // namespace
 
-TEST_CASE("a layer that is resized computes what one does that is made for those sizes") {
+TEST_CASE("a resized layer has the results of a new one of that size") {
   CHECK(on_two_ranks([](const context<cpu>& ctx) {
           check_resized(ctx, "linear", [](auto& c) { return linear<double, up_with_bias>(c, "up"); });
           check_resized(ctx, "linear that reduces", [](auto& c) { return linear<double, down>(c, "down"); });
@@ -61,7 +61,7 @@ TEST_CASE("a layer that is resized computes what one does that is made for those
         }) == "");
 }
 
-TEST_CASE("an embedding and a loss that are resized") {
+TEST_CASE("a resized embedding and loss") {
   CHECK(on_two_ranks([](const context<cpu>& ctx) {
           using loss_type = cross_entropy_loss<double, spec<seq, shard<vocab, tp>>, spec<seq, invariant<tp>>>;
           const auto run = [](const context<cpu>& c, auto& table, auto& loss) {
@@ -168,7 +168,7 @@ TEST_CASE("a call on pointers in a context of other sizes is refused") {
         }) == "");
 }
 
-TEST_CASE("a call, or a resize, in a context of another place in a mesh is refused") {
+TEST_CASE("a call, or a resize, in a context of another rank of a mesh is refused") {
   // Equal sizes, but two worlds that number the ranks differently.
   const auto refused = [](auto work) {
     return on_two_ranks([&](const context<cpu>& ctx) {
@@ -225,7 +225,7 @@ TEST_CASE("a resize that would change a weight is refused, and changes nothing")
             "table: resize changes hidden from 4 to 8, and the table has this dim"));
 }
 
-TEST_CASE("a layer that keeps what it has saved forgets it when it is resized") {
+TEST_CASE("a layer that owns its saved values discards them when it is resized") {
   CHECK(has(on_two_ranks([](const context<cpu>& ctx) {
               with_saved<rms_norm<double, rows>> norm(ctx);
               begin(ctx, norm);

@@ -92,7 +92,7 @@ void check_used_once(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("what a forward pass keeps is used once, by its layer and microbatch") {
+TEST_CASE("saved values are used once, by their layer and microbatch") {
   check_used_once<up>("first.weight");
   check_used_once<norm>("first.weight");
   check_used_once<centred>("first.weight");
@@ -163,7 +163,7 @@ TEST_CASE("a gradient is neither lost nor read before it is complete") {
             "sum; call reduce(ctx) before"));
 }
 
-TEST_CASE("a step that leaves a parameter out is refused, and layers may begin one by one") {
+TEST_CASE("a step that leaves a parameter out is refused, and layers may start one by one") {
   const auto steps_of = [](auto&& step) {
     return what_is_said([&](const context<cpu>& ctx) {
       up first(ctx, "first"), second(ctx, "second");
@@ -241,7 +241,7 @@ TEST_CASE("null pointers are refused by name") {
             "put_part: in is a null pointer; it must point to this rank's 32 elements"));
 }
 
-TEST_CASE("a layer, an optimizer or a tensor that was moved from is refused by name") {
+TEST_CASE("moved-from layers, optimizers and tensors are refused by name") {
   const std::string moved = ": it was moved from, and is used; use the object that it was moved to";
   // Each call on a moved-from layer is an error, and none on the layer that it was moved to.
   const auto check = [&]<class Layer>(std::type_identity<Layer>, const std::string& name) {

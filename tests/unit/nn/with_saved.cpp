@@ -50,7 +50,7 @@ struct program {
 
 }  // namespace
 
-TEST_CASE("a layer with its saved computes what the layer computes with a saved of the caller's") {
+TEST_CASE("a layer with its saved has the results of one with the caller's saved") {
   const std::string why = on_ranks(2, [](const context<cpu>& ctx) {
     const std::int64_t own = tokens / 2 * width, out = tokens * wide / 2;
     std::vector<float> w = numbers(2 * width + wide * width + wide, 1), g(w.size());
@@ -95,7 +95,7 @@ TEST_CASE("a norm with its saved refuses a second backward pass without a forwar
   CHECK(why.find("backward without what forward keeps") != std::string::npos);
 }
 
-TEST_CASE("the loss and its gradient in one call are those of two") {
+TEST_CASE("the loss and its gradient in one call equal those of two calls") {
   const std::string why = on_ranks(2, [](const context<cpu>& ctx) {
     const cross_entropy_loss<float, logits, ids> constant(ctx, words);
     auto loss = constant;
@@ -114,7 +114,7 @@ TEST_CASE("the loss and its gradient in one call are those of two") {
   CHECK(why == "");
 }
 
-TEST_CASE("every rank takes its parts of whole arrays, a tied one once") {
+TEST_CASE("every rank takes its parts of whole arrays, and a tied array once") {
   const std::string why = on_ranks(2, [](const context<cpu>& ctx) {
     embedding<float, layer_policy<ids, table, rows>> lookup(ctx, words, "table");
     linear<float, up_policy> up(ctx, "up");
@@ -132,7 +132,7 @@ TEST_CASE("every rank takes its parts of whole arrays, a tied one once") {
   CHECK(why == "");
 }
 
-TEST_CASE("a whole array is without padding, out of it and back, and what is padded is zero") {
+TEST_CASE("whole arrays are copied in and out without padding, which is zero") {
   const std::string why = on_ranks(2, [](const context<cpu>& ctx) {
     // In the second case one rank has padding only.
     for (const std::int64_t rows_of_whole : {words - 1, words / 2 - 1}) {
@@ -222,7 +222,7 @@ TEST_CASE("a whole array of another size than the parameters is refused") {
                   "as the context's sizes give; only the leading dim may be padded") != std::string::npos);
 }
 
-TEST_CASE("a backward pass after several forward passes is of the last") {
+TEST_CASE("a backward pass after several forward passes belongs to the last") {
   const auto backward_of = [](int which, int forwards) {
     return on_ranks(2, [=](const context<cpu>& ctx) {
       with_saved<layer_norm<float, rows>> norm(ctx, 1e-5, "norm");

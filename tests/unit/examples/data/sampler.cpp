@@ -53,7 +53,7 @@ TEST_CASE("a permutation hits every place once, for any size") {
   static_assert(permutation(1, 0, 0)(0) == 0);
 }
 
-TEST_CASE("a permutation gives the answers that it always gave") {
+TEST_CASE("permutations of a given seed never change") {
   // A resumed run must use the same order. These values were computed by a separate program from the definition: eight
   // rounds, a key of both numbers, halves of the smallest even number of bits.
   const auto images = [](std::int64_t size, std::uint64_t seed, std::uint64_t stream) {
@@ -68,7 +68,7 @@ TEST_CASE("a permutation gives the answers that it always gave") {
         tokens{8082842707666679117, 448349555853501942, 2752734440975369943, 1626189837793339664});
 }
 
-TEST_CASE("seeds and epochs give unrelated orders, and each place is about equally likely") {
+TEST_CASE("seeds and epochs give unrelated orders, and all places are about equally likely") {
   std::map<std::vector<std::int64_t>, int> orders;
   constexpr int trials = 24000;
   for (int seed = 0; seed < trials; ++seed) {
@@ -123,7 +123,7 @@ TEST_CASE("an epoch visits every window once; the next one in another order") {
   CHECK_ERROR(plain.training(-1), "cursor", "-1");
 }
 
-TEST_CASE("inputs and targets are the window and the window one further; slices join up") {
+TEST_CASE("inputs and targets are a window and the window one token later; slices join up") {
   temp_folder dir;
   const std::string text = counting(200);
   const sampler samples(source_of(dir, text), {.seq = 9, .seed = 7});
@@ -301,7 +301,7 @@ TEST_CASE("a blend gives each source its samples in order, and its share of ever
   }
 }
 
-TEST_CASE("a blend goes on behind 2^32 samples") {
+TEST_CASE("a blend continues beyond 2^32 samples") {
   const plait::blend sources({3, 2, 1});
   std::vector<std::int64_t> last(3, -1);
   for (const std::int64_t begin : {(std::int64_t{1} << 32) - 50, (std::int64_t{7} << 32) - 50}) {
@@ -316,7 +316,7 @@ TEST_CASE("a blend goes on behind 2^32 samples") {
   }
 }
 
-TEST_CASE("a blend gives the answers that it always gave") {
+TEST_CASE("blends of given weights never change") {
   // A resumed run must use the same order of sources. Computed in Python from the definition.
   const plait::blend sources({0.5, 0.3, 0.2});
   std::vector<std::size_t> first;
@@ -324,7 +324,7 @@ TEST_CASE("a blend gives the answers that it always gave") {
   CHECK(first == std::vector<std::size_t>{0, 1, 0, 2, 0, 0, 1, 0, 2, 1, 0, 1});
 }
 
-TEST_CASE("weights that are none") {
+TEST_CASE("invalid weights") {
   CHECK_ERROR(plait::blend({}), "--data-weights: no weight");
   CHECK_ERROR(plait::blend({1, 0}), "--data-weights: 0 is no weight");
   CHECK_ERROR(plait::blend({1, -2}), "-2 is no weight");

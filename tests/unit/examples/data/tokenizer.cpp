@@ -52,7 +52,7 @@ TEST_CASE("tokens and texts are those of Hugging Face's library") {
   CHECK(cases >= 200);
 }
 
-TEST_CASE("a token that the vocabulary lacks becomes its number, and half a character stays half") {
+TEST_CASE("an unknown token becomes its number, and an incomplete character stays incomplete") {
   const plait::tokenizer made(golden_path("llama3"));
   CHECK(made.decode(std::vector<std::int64_t>{made.size(), -1}) == "<601><-1>");
   const std::vector<std::int64_t> euro = made.encode("\xe2\x82\xac");
@@ -60,7 +60,7 @@ TEST_CASE("a token that the vocabulary lacks becomes its number, and half a char
   CHECK(made.decode(std::span(euro).first(2)) == "\xe2\x82");
 }
 
-TEST_CASE("a long word takes time that grows as its length does, but for a logarithm") {
+TEST_CASE("the time for a long word is nearly linear in its length") {
   const plait::tokenizer made(golden_path("llama2"));
   std::string text;
   for (int i = 0; i < 10000; ++i) text += "the heaven and ";
@@ -96,7 +96,7 @@ TEST_CASE("older forms of the same tokenizer are read as well") {
   CHECK(removes.decode(removes.encode("and+.the.+")) == "andthe.+");
 }
 
-TEST_CASE("what a tokenizer.json has beyond what is read is refused by its name") {
+TEST_CASE("unsupported members of a tokenizer.json are refused by name") {
   struct refusal {
     const char* name;
     std::function<void(nlohmann::json&)> edit;

@@ -128,7 +128,7 @@ TEST_CASE("megatron: every integer type, by index, by tokens, by common prefix")
   CHECK_ERROR(plait::token_counts(open({dir / "neg"})), "token -3", "position 1");
 }
 
-TEST_CASE("megatron: what is malformed is named") {
+TEST_CASE("megatron: errors name what is malformed") {
   temp_folder dir;
   const std::string good = index_of({2, 3}, 8, 2);
   dir.write("x.bin", raw<std::uint16_t>({1, 2, 3, 4, 5}));
@@ -198,7 +198,7 @@ TEST_CASE("text: a tokenizer makes the tokens of each file") {
   CHECK_ERROR(open(paths, token_format::text), "--data-format text needs a tokenizer, which makes tokens of it");
 }
 
-TEST_CASE("what is no data is refused by name") {
+TEST_CASE("files without data are refused by name") {
   temp_folder dir;
   CHECK_ERROR(open({}), "--data", "no file");
   CHECK_ERROR(open({dir / "absent.txt"}), "--data", "absent.txt", "No such file");
@@ -216,7 +216,7 @@ TEST_CASE("what is no data is refused by name") {
   CHECK_ERROR(plait::token_format_from("json"), "--data-format", "'json'", "auto, bytes, text, megatron, nanogpt");
 }
 
-TEST_CASE("what does not look like the format of its name is refused, unless that is given") {
+TEST_CASE("content that does not fit a file's name is refused, unless the format is given") {
   temp_folder dir;
   const auto refused = [&](const char* name, const std::string& text, auto... parts) {
     const std::string path = dir.write(name, text);
@@ -271,7 +271,7 @@ void check_documents(const token_source& source, const std::vector<std::int64_t>
 
 }  // namespace
 
-TEST_CASE("documents begin where an index says") {
+TEST_CASE("documents start where an index says") {
   temp_folder dir;
   dir.write("a.bin", raw<std::uint16_t>({1, 2, 3, 4, 5, 6, 7}));
   // Documents of one sequence, of two, of one without tokens, and of none; the last entry is the end.
@@ -309,7 +309,7 @@ TEST_CASE("documents end with a token") {
   check_documents(token_source({.paths = {dir / "m.bin"}, .end_of_document = 2}), {0, 0, 2, 2});
 }
 
-TEST_CASE("files that become shorter while they are read end in words") {
+TEST_CASE("files that are truncated while they are read end with an error text") {
   temp_folder dir;
   const std::string text = dir.write("t.txt", std::string(100000, 'x'));
   const token_source source = open({text});
@@ -328,7 +328,7 @@ TEST_CASE("files that become shorter while they are read end in words") {
   CHECK_ERROR(indexed.document_starts(0, 0, 4, out.data()), "m.idx' is truncated");
 }
 
-TEST_CASE("a pipe is refused at once, whether or not anybody writes into it") {
+TEST_CASE("a pipe is refused at once, with or without a writer") {
   temp_folder dir;
   const std::string path = dir / "pipe";
   REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
@@ -372,7 +372,7 @@ TEST_CASE("printing never sends control characters") {
   CHECK(plait::encode_bytes("a\xff") == std::vector<std::int64_t>{'a', 255});
 }
 
-TEST_CASE("a file is replaced whole or not at all") {
+TEST_CASE("a file is replaced completely or not at all") {
   temp_folder dir;
   const std::string path = dir.write("out", "old");
   std::string beside;

@@ -61,7 +61,7 @@ steps steps_of(const run_log& log) {
 
 }  // namespace
 
-TEST_CASE("a log reads back: numbers to the last bit, hashes in the order of the model") {
+TEST_CASE("a log is read unchanged: numbers to the last bit, hashes in the order of the model") {
   const double third = 1.0 / 3, small = 4.9e-324;
   const run_log log = read({{0, 0, 7}, {1, third}, {2, small, ~std::uint64_t{0}}, {3, std::nan("")}});
   CHECK(steps_of(log) == steps{0, 1, 2, 3});
@@ -121,7 +121,7 @@ TEST_CASE("the first difference: its step, numbers and parameters") {
   CHECK(compare_runs(read(zero), read(other)).differences.size() == 1);
 }
 
-TEST_CASE("steps and hashes that one log alone has are told, and are no difference") {
+TEST_CASE("steps and hashes in one log only are reported, and are not a difference") {
   const run_comparison found = compare_runs(read({{0, 0, 5}, {1, 2, 6}, {2, 1, 7}, {3, 1, 8}}),
                                             read({{1, 2, 6, true}, {2, 1}, {3, 1, 8}, {4, 1, 9}}));
   CHECK(found.equal());
@@ -139,7 +139,7 @@ TEST_CASE("steps and hashes that one log alone has are told, and are no differen
   CHECK(nothing.hashed_only_b == steps{1});
 }
 
-TEST_CASE("names that one model alone has") {
+TEST_CASE("parameters of one model only") {
   run_log a = read({{0, 0, 5}}), b = a;
   b.steps[0].weights[1].first = "model.layers.10.mlp.gate_proj.weight";
   b.steps[0].weights.emplace_back("extra", 1);
@@ -163,7 +163,7 @@ TEST_CASE("the layer of a parameter") {
   static_assert(layer_of("").empty());
 }
 
-TEST_CASE("a run that went back: its last word counts") {
+TEST_CASE("after a run goes back, its last number for a step counts") {
   const run_log log =
       read({{0, 0, 5}, {1, 2}, {2, 1.5, 6}, {3, 1.25}, {4, 1.125, 7}, {2, 0, 6, true}, {3, 1.375}, {4, 1.0, 9}});
   CHECK(steps_of(log) == steps{0, 1, 2, 3, 4});
@@ -178,7 +178,7 @@ TEST_CASE("a run that went back: its last word counts") {
   CHECK(read({{1, 2}, {2, 1.5, 6}, {2, 0, 4, true}, {3, 1}}).hashed_anew == steps{2});
 }
 
-TEST_CASE("a last line that is not whole is left out; what is damaged elsewhere is said by its line") {
+TEST_CASE("an incomplete last line is ignored; other damage is reported by its line") {
   const std::string text = log_of({{0, 0, 5}, {1, 2, 6}});
   const std::size_t last = text.find("{\"step\": 1, \"loss");
   for (const std::size_t kept : {last + 1, last + 20, text.find('\n', last) - 1}) {

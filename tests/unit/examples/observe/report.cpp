@@ -82,7 +82,7 @@ TEST_CASE("the page has the log's numbers, and loads nothing") {
   CHECK(!contains(page, "nan"));
 }
 
-TEST_CASE("a page of steps alone leaves out what the log lacks") {
+TEST_CASE("a page of a log with steps only leaves out the missing parts") {
   const std::string page = report_page(read_run_log(R"({"step": 7, "loss": 2.5, "grad_norm": null, "lr": 0.5})", "x"));
   CHECK(contains(page, "<h1>A training run</h1>"));
   CHECK(contains(page, "<dt>steps<dd>7<"));
@@ -91,7 +91,7 @@ TEST_CASE("a page of steps alone leaves out what the log lacks") {
     CHECK(!contains(page, absent));
 }
 
-TEST_CASE("held-out losses are points with marks, those of repeated steps once") {
+TEST_CASE("held-out losses are points with marks, one for repeated steps") {
   const temp_folder dir;
   const std::string text = whole_log(dir);
   const auto curves = plait::loss_curves(read_run_log(text, "x"));
@@ -107,7 +107,7 @@ TEST_CASE("held-out losses are points with marks, those of repeated steps once")
   CHECK(plait::loss_curves(read_run_log(text, "x"), 2)[1].points.size() == 1);
 }
 
-TEST_CASE("what is wrong with a log is named by line and field") {
+TEST_CASE("errors name the line and field of a log") {
   const std::string good = R"({"step": 1, "loss": 2, "grad_norm": 1, "lr": 1})"
                            "\n";
   const auto refused = [&](const char* line, const char* why) {
@@ -132,7 +132,7 @@ TEST_CASE("what is wrong with a log is named by line and field") {
           "x, line 2: summary.timeline is no image; legal is SVG without scripts");
 }
 
-TEST_CASE("a log or a page that cannot be opened is named") {
+TEST_CASE("errors name a log or a page that cannot be opened") {
   const temp_folder dir;
   CHECK_ERROR(plait::write_report(dir / "absent", dir / "page.html", "LOG", "PAGE"), "LOG", "absent", "No such file");
   whole_log(dir);
@@ -253,7 +253,7 @@ TEST_CASE("ranges of any size") {
   }
 }
 
-TEST_CASE("the image is written whole, and errors name the field") {
+TEST_CASE("the image is written completely, and errors name the field") {
   temp_folder dir;
   plait::write_curve(falling(3), dir / "loss.svg");
   CHECK(dir.read("loss.svg") == curve_svg(falling(3)));

@@ -26,7 +26,7 @@ using nlohmann::json;
 using plait::json_log;
 using plait::json_object;
 
-TEST_CASE("numbers read back exactly, and as the type they were") {
+TEST_CASE("numbers are read exactly, with their type") {
   for (double value :
        {0.0, 1.0, -2.5, 0.1, 1.0 / 3, 5.545177444479562, 1e300, 4.9e-324, 1e16, 123456789.0, 0x1.fffffffffffffp-3}) {
     const json back = json::parse(plait::json_number(value));
@@ -109,7 +109,7 @@ TEST_CASE("a line per step, each on disk at once, then the summary") {
   CHECK(last["summary"]["weights_hash"] == "00ff");
 }
 
-TEST_CASE("hashes are a line of their own, by the names of parameters in the order of the model") {
+TEST_CASE("hashes have a separate line, by the names of parameters in the order of the model") {
   temp_folder dir;
   json_log log(dir / "log.jsonl");
   log.hashes(0, {{"b", 255}, {"a", ~std::uint64_t{0}}});
@@ -120,7 +120,7 @@ TEST_CASE("hashes are a line of their own, by the names of parameters in the ord
 )");
 }
 
-TEST_CASE("a log has one writer, and another does not touch it") {
+TEST_CASE("a log has one writer, and a second one does not change it") {
   temp_folder dir;
   const std::string path = dir / "log.jsonl";
   {
@@ -139,7 +139,7 @@ TEST_CASE("a log has one writer, and another does not touch it") {
   CHECK(std::count(all.begin(), all.end(), '\n') == 3);
 }
 
-TEST_CASE("of two runs that begin at once one has the log") {
+TEST_CASE("of two runs that start at once one gets the log") {
   temp_folder dir;
   for (int round = 0; round < 3000; ++round) {
     const std::string name = "log" + std::to_string(round);
@@ -166,7 +166,7 @@ TEST_CASE("of two runs that begin at once one has the log") {
   }
 }
 
-TEST_CASE("a run that goes on drops the line that was torn, and no other") {
+TEST_CASE("a resumed run removes the incomplete line, and no other") {
   const temp_folder dir;
   const auto continued = [&](const std::string& there) {
     dir.write("log.jsonl", there);
@@ -184,7 +184,7 @@ TEST_CASE("a run that goes on drops the line that was torn, and no other") {
   CHECK(log.steps.size() == 1);
 }
 
-TEST_CASE("a new run keeps the log of an earlier one under the first number that is free") {
+TEST_CASE("a new run keeps an earlier run's log under the first free number") {
   temp_folder dir;
   const std::string path = dir / "log.jsonl";
   std::vector<std::string> kept;
@@ -287,7 +287,7 @@ TEST_CASE("without a terminal: plain lines, first, every n-th and last") {
   CHECK(occurrences(printed({.steps = 25, .first_step = 22, .every = 10}, false), "\n") == 2);
 }
 
-TEST_CASE("what is known beside is shown, and what is not known is left out") {
+TEST_CASE("values that are known are shown, and the others are left out") {
   step_record record{.step = 3, .loss = 2, .grad_norm = 1, .lr = 1e-3, .tokens_per_second = 812, .comm_share = 0.5};
   const std::string line = "5 s left  step 3/9  loss 2.0000  grad 1.000  812 tok/s";
   CHECK(plait::format_progress(record, 9, 5) == line + "  lr 1.00e-03  comm 50%");
@@ -297,7 +297,7 @@ TEST_CASE("what is known beside is shown, and what is not known is left out") {
   CHECK(plait::format_progress(record, 9, 5) == line + "  MFU 41.5%  lr 1.00e-03");
 }
 
-TEST_CASE("the share of communication that was hidden stands behind its time, by axes") {
+TEST_CASE("the hidden share of communication follows its time, by axes") {
   step_record record{.step = 3, .loss = 2, .grad_norm = 1, .lr = 1e-3, .tokens_per_second = 812, .comm_share = 0.5};
   record.communication = {{"dp", 2e-3, 0.14e-3, 0.9, 1}, {"tp", 1e-3, 1e-3, 0, 0}};
   CHECK(plait::format_hidden(record.communication) == "hidden dp 93% tp 0%");
@@ -310,7 +310,7 @@ TEST_CASE("the share of communication that was hidden stands behind its time, by
   CHECK(plait::format_hidden({}).empty());
 }
 
-TEST_CASE("a line that is too long for a terminal loses whole items, the last first") {
+TEST_CASE("a line that is too long for a terminal loses whole items, starting with the last") {
   const step_record record{.step = 123456,
                            .loss = 12.3456,
                            .grad_norm = 123.456,
@@ -341,6 +341,6 @@ TEST_CASE("remaining time follows the recent steps") {
   CHECK(contains(text, "2 min 00 s left  step 40/100"));
 }
 
-TEST_CASE("an interval of no steps is refused") {
+TEST_CASE("an interval of zero steps is refused") {
   CHECK_ERROR(progress({.steps = 1, .every = 0}, stderr), "every", "at least 1");
 }

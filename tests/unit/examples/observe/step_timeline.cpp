@@ -98,7 +98,7 @@ TEST_CASE("a traced step has every action, collective and message, with arrows f
   CHECK(reduced == 4 * sizeof(double));
 }
 
-TEST_CASE("a whole step is measured, and simulated from what its parts took") {
+TEST_CASE("a whole step is measured, and simulated from the times of its parts") {
   // Stages that sleep for a pass and start reductions that take 60 ms on the link; the norm waits for the reductions.
   struct moving : widening {
     any_communicator& data;
@@ -183,7 +183,7 @@ TEST_CASE("a whole step is measured, and simulated from what its parts took") {
   CHECK(occurrences(to_chrome_trace(trace_of(all)), "\"cat\":\"update\"") == 4 * 2);
 }
 
-TEST_CASE("what stages share is simulated as it was measured") {
+TEST_CASE("sums of shared parameters are simulated as they were measured") {
   const auto event = [](step_event::kind what, step_op op, int stage, int unit, double begin, double end) {
     step_event e;
     e.what = what, e.op = op;

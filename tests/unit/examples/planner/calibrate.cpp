@@ -79,7 +79,7 @@ double apart(double a, double b) { return std::abs(a / b - 1); }
 
 }  // namespace
 
-TEST_CASE("a calibration finds the machine again that made-up measurements come from") {
+TEST_CASE("a calibration finds the machine that made-up measurements come from") {
   const pp::hardware truth = made_up(), found = pp::calibrated(measured_on(truth, 0));
   CHECK(apart(found.peak[0], truth.peak[0]) < 0.02);
   CHECK(apart(found.peak[1], truth.peak[1]) < 0.02);
@@ -114,7 +114,7 @@ TEST_CASE("a calibration finds the machine again that made-up measurements come 
   CHECK(pp::hardware_text(pp::hardware_called("cpu", "x")).find("cores") == std::string::npos);
 }
 
-TEST_CASE("measurements that are off by a tenth are met within a tenth on average") {
+TEST_CASE("measurements with errors of a tenth are fitted within a tenth on average") {
   const pp::hardware truth = made_up();
   const pp::measurements all = measured_on(truth, 0.1);
   const pp::hardware found = pp::calibrated(all);
@@ -127,7 +127,7 @@ TEST_CASE("measurements that are off by a tenth are met within a tenth on averag
   CHECK(sum / static_cast<double>(all.collectives.size()) < 0.12);
 }
 
-TEST_CASE("what is shorter than its noise does not decide where links are fitted") {
+TEST_CASE("times shorter than their noise do not affect the fit of links") {
   const pp::hardware truth = made_up();
   pp::measurements all = measured_on(truth, 0);
   for (pp::measured_collective& c : all.collectives)
@@ -148,7 +148,7 @@ TEST_CASE("what is shorter than its noise does not decide where links are fitted
   CHECK(pp::calibrated(all).data_hidden == 0);
 }
 
-TEST_CASE("a pipeline on fewer cores than ranks waits for its turn, and for work at its ends") {
+TEST_CASE("a pipeline on fewer cores than ranks waits for cores, and for work at its ends") {
   pp::training_layout l;
   l.pp = 4;
   CHECK(pp::messages_in_turn(l, 8) == 2 * 3 + 4);
@@ -161,13 +161,13 @@ TEST_CASE("a pipeline on fewer cores than ranks waits for its turn, and for work
   CHECK(pp::shared_cores_seconds(l, 8, 2, 1, 3e-3, 1e-3) == 0);
 }
 
-TEST_CASE("of an even number of values the larger of the two in the middle is the median") {
+TEST_CASE("the median of an even number of values is the larger of the two in the middle") {
   CHECK(plait::median({3, 1, 2}) == 2);
   CHECK(plait::median({4, 1, 3, 2}) == 3);
   CHECK_THROWS_WITH_AS(plait::median({}), "median: there are no values; legal is one or more", plait::error);
 }
 
-TEST_CASE("a calibration without a kind of measurement, or with one of no time, is refused by name") {
+TEST_CASE("a calibration that lacks a kind of measurement, or has one of zero time, is refused by name") {
   pp::measurements all = measured_on(made_up(), 0);
   all.kernels.clear();
   CHECK_THROWS_WITH(pp::calibrated(all), "calibration: no kernel was measured; legal is one or more");
@@ -182,7 +182,7 @@ TEST_CASE("a calibration without a kind of measurement, or with one of no time, 
                     "x: cores is -1; legal is 1 or more, or 0 where each rank has its own");
 }
 
-TEST_CASE("products that add, blocks that a mask cuts and activations take what a description says of them") {
+TEST_CASE("products that add, blocks that a mask cuts and activations take the times of the description") {
   const pp::hardware full = made_up();
   pp::hardware none = full;
   none.adding_depth = none.attention_block = none.activation = 0;
@@ -207,7 +207,7 @@ TEST_CASE("products that add, blocks that a mask cuts and activations take what 
   CHECK(once(full).input.products == once(none).input.products);
 }
 
-TEST_CASE("where ranks share cores, a step takes at least the busy seconds of all of them over the cores") {
+TEST_CASE("with shared cores, a step takes at least the busy seconds of all ranks over the cores") {
   pp::hardware shared = made_up(), apart_ = shared;
   apart_.cores = 0;
   pp::training_job job;

@@ -41,7 +41,7 @@ pp::layout_price priced(const pp::hardware& h, const pp::training_job& job, cons
 
 }  // namespace
 
-TEST_CASE("a model of experts has all of their parameters and multiplies with those that tokens pass") {
+TEST_CASE("a model has the parameters of all experts, and multiplies with those that tokens choose") {
   const pp::transformer_shape m = job_with_experts(16).model;
   CHECK(m.parameters() == doctest::Approx(30.53e9).epsilon(1e-3));
   // 3.35 billion parameters are active; 0.31 billion of them are the embedding's, which is looked up.
@@ -64,7 +64,7 @@ TEST_CASE("a model of experts has all of their parameters and multiplies with th
                     "x: shared_ffn is 64 and experts 0; legal is 0 or more, and 0 without experts");
 }
 
-TEST_CASE("one expert that all tokens pass is an MLP with a router") {
+TEST_CASE("one expert for all tokens is an MLP with a router") {
   pp::training_job one = job_with_experts(16), dense = job_with_experts(16);
   one.model.experts = one.model.chosen = 1;
   dense.model.experts = dense.model.chosen = 0;
@@ -79,7 +79,7 @@ TEST_CASE("one expert that all tokens pass is an MLP with a router") {
         doctest::Approx(pp::rank_parameters(dense, l, 0) + 48 * 2048.0));
 }
 
-TEST_CASE("first layers without experts cost what they do in a model without any, on the ranks that have them") {
+TEST_CASE("first layers without experts cost the same as in a dense model, on the ranks that have them") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job mixed = job_with_experts(128), all_first = mixed, dense = mixed;
   mixed.model.dense_layers = 5, mixed.model.first_ffn = 6144;
@@ -107,7 +107,7 @@ TEST_CASE("first layers without experts cost what they do in a model without any
   CHECK(counts("pp=16", 1) == std::pair<std::int64_t, std::int64_t>(1, 2));
 }
 
-TEST_CASE("experts are shared out over ep, their tokens travel, and their gradients meet fewer ranks") {
+TEST_CASE("experts are sharded over ep, their tokens travel, and their gradients are summed over fewer ranks") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = job_with_experts(128);
   const pp::layout_price whole = priced(h, job, "dp=16,ep=1"), eight = priced(h, job, "dp=16,ep=8"),
@@ -128,7 +128,7 @@ TEST_CASE("experts are shared out over ep, their tokens travel, and their gradie
   CHECK(pp::rank_traffic(job, whole.layout, 0).experts == 0);
 }
 
-TEST_CASE("tp cuts experts that have an axis of their own as it cuts an MLP, and leaves folded ones whole") {
+TEST_CASE("tp shards experts with a separate axis like an MLP, and leaves folded ones whole") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job job = job_with_experts(128), dense = job;
   dense.model.experts = dense.model.chosen = 0;
@@ -171,7 +171,7 @@ TEST_CASE("an axis of experts lies within a stage, and a search chooses it by th
   CHECK(first(slow) == 1);
 }
 
-TEST_CASE("a search of a small mixture on 8 ranks has candidates with every ep, which the trainer's mesh names") {
+TEST_CASE("a search of a small mixture on 8 ranks tries every ep, as an axis of the trainer's mesh") {
   pp::training_job job;
   job.model = plait::plan_shape(plait::llama_preset_config("tiny-experts"));
   job.seq = 128, job.global_batch = 16;
@@ -187,7 +187,7 @@ TEST_CASE("a search of a small mixture on 8 ranks has candidates with every ep, 
   CHECK(pp::search_layouts(h, job, 8, how).legal == 0);
 }
 
-TEST_CASE("folded experts go to ranks of dp, which lie apart where the pipeline lies between them") {
+TEST_CASE("folded experts are on ranks of dp, which are distant if the pipeline lies between them") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job job = job_with_experts(128);
   job.program.folds_experts = true;
@@ -208,7 +208,7 @@ TEST_CASE("folded experts go to ranks of dp, which lie apart where the pipeline 
   CHECK(both.expert_copies_over_dp().stride == 8);
 }
 
-TEST_CASE("tokens that go once to each node cross fewer links than their copies do") {
+TEST_CASE("tokens sent once to each node cross fewer links than copies for each expert") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::group_place across = pp::place_group(h, {32, 1}), node = pp::place_group(h, {8, 1});
   const auto seconds = [&](const pp::group_place& g, double chosen, bool once) {
@@ -219,7 +219,7 @@ TEST_CASE("tokens that go once to each node cross fewer links than their copies 
   CHECK(seconds(across, 8, true) > seconds(across, 1, true));
 }
 
-TEST_CASE("experts that ranks cannot share out are refused, and a search finds how many should") {
+TEST_CASE("experts that the ranks cannot divide are refused, and a search finds a valid number") {
   pp::training_job job = job_with_experts(128);
   const auto why = [&](const char* text) { return pp::why_illegal(layout_of(job, text), job); };
   CHECK(why("dp=12,ep=3") ==

@@ -38,7 +38,7 @@ std::string refusal_of(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("every known machine is legal, and its description reads back as it was") {
+TEST_CASE("every known machine is valid, and its description is read unchanged") {
   const std::vector<pp::hardware> all = pp::known_hardware();
   CHECK(all.size() == 7);
   for (const pp::hardware& h : all) {
@@ -51,7 +51,7 @@ TEST_CASE("every known machine is legal, and its description reads back as it wa
   CHECK(pp::hardware_called("gb200", "--cluster").levels[0].ranks == 72);
 }
 
-TEST_CASE("peaks are those that utilisation is counted by") {
+TEST_CASE("peaks are those used for utilisation") {
   for (const char* name : {"A100", "H100", "H200", "GH200", "B200"}) {
     CAPTURE(name);
     const pp::hardware h = pp::hardware_called(name, "x");
@@ -61,7 +61,7 @@ TEST_CASE("peaks are those that utilisation is counted by") {
   }
 }
 
-TEST_CASE("a description begins as a known machine and replaces what it names") {
+TEST_CASE("a description starts with a known machine and replaces the given numbers") {
   const pp::hardware h = pp::parse_hardware(R"({"like": "h100", "name": "mine", "memory": 9.6e10, "launch": 0.001,
     "product_share": {"bf16": 0.25}, "levels": [{"name": "one", "ranks": 0, "bandwidth": 1e9, "latency": 1e-6}]})",
                                             "my.json");
@@ -75,7 +75,7 @@ TEST_CASE("a description begins as a known machine and replaces what it names") 
   CHECK(h.memory_bandwidth == h100.memory_bandwidth);
 }
 
-TEST_CASE("what a description cannot mean is refused by its key") {
+TEST_CASE("a description's invalid values are refused by key") {
   const auto with = [](const std::string& members) { return R"({"like": "h100", "name": "m", )" + members + "}"; };
   CHECK(refusal_of(with(R"("memry": 1)")).starts_with("my.json: unknown key 'memry'; legal are like, name, peak, "));
   CHECK(refusal_of(with(R"("memory": "80 GB")")) == R"(my.json: memory is "80 GB"; legal is a number)");
@@ -109,7 +109,7 @@ TEST_CASE("what a description cannot mean is refused by its key") {
             .starts_with("my.json: like: unknown hardware 'h900'; known are a100, "));
 }
 
-TEST_CASE("programs are known by name") {
+TEST_CASE("programs are found by name") {
   for (const pp::software& s : pp::known_software()) CHECK(pp::software_called(s.name, "x").name == s.name);
   CHECK_THROWS_WITH_AS(pp::software_called("caffe", "--program"),
                        doctest::Contains("--program: unknown program 'caffe'; known are plait, "), plait::error);

@@ -33,7 +33,7 @@ std::string refusal(const char* text) {
 
 }  // namespace
 
-TEST_CASE("a layout's text reads back as it was") {
+TEST_CASE("a layout's text is read unchanged") {
   for (const char* text : {"tp=8,cp=2,pp=8,dp=8,microbatch=1,schedule=interleaved:8,recompute=none,zero=1",
                            "tp=1,cp=1,pp=1,dp=64,microbatch=2,recompute=full,zero=3",
                            "tp=4,cp=1,pp=2,dp=8,microbatch=1,schedule=zb_v,"
@@ -54,7 +54,7 @@ TEST_CASE("a layout's text reads back as it was") {
   CHECK(pp::parse_layout(" tp=2 , pp=4 ", "x") == pp::parse_layout("tp=2,pp=4", "x"));
 }
 
-TEST_CASE("a text that is no layout is refused by its key") {
+TEST_CASE("a text that is not a layout is refused by its key") {
   CHECK(refusal("tp=0") == "--layout: tp: '0' is not a whole number from 1 on");
   CHECK(refusal("tp=8x") == "--layout: tp: '8x' is not a whole number from 1 on");
   CHECK(refusal("tp=8,tp=4") == "--layout: tp is given twice");
@@ -88,7 +88,7 @@ TEST_CASE("a text that is no layout is refused by its key") {
   CHECK(refusal("order=dp-tp") == "--layout: order: unknown value 'dp-tp'; legal are tp-cp-dp-pp and tp-cp-pp-dp");
 }
 
-TEST_CASE("counts may end in a unit where they say so") {
+TEST_CASE("some counts may end in a unit") {
   CHECK(pp::parse_count("16M", "x", 1, true) == std::int64_t{16} << 20);
   CHECK(pp::parse_count("4K", "x", 1, true) == 4096);
   CHECK(pp::parse_count("17", "x") == 17);
@@ -99,7 +99,7 @@ TEST_CASE("counts may end in a unit where they say so") {
   CHECK_THROWS_AS(pp::parse_count("", "x"), plait::error);
 }
 
-TEST_CASE("a layout that cannot train a job says which field, and the nearest legal values") {
+TEST_CASE("a layout that cannot train a job is refused by field, with the nearest valid values") {
   CHECK(why("tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8").empty());
   CHECK(why("tp=3") == "tp is 3 and the model has 128 heads, which it must divide; the nearest are 2 and 4");
   CHECK(why("tp=8,dp=24") ==
@@ -147,7 +147,7 @@ TEST_CASE("a layout that cannot train a job says which field, and the nearest le
       "several");
 }
 
-TEST_CASE("a hybrid's pieces are those of the ranks that no copies are along, which lie inside a part of dp") {
+TEST_CASE("a hybrid shards pieces over the ranks without copies, which are part of dp") {
   const auto of = [](const char* text) { return pp::parse_layout(text, "x"); };
   const auto place = [](const pp::axis_place& a) {
     return std::to_string(a.extent) + " at " + std::to_string(a.stride);

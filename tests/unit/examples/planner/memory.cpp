@@ -64,7 +64,7 @@ TEST_CASE("parameters are those of the model") {
   CHECK(plait::find_large_llama("llama-4") == nullptr);
 }
 
-TEST_CASE("a tied embedding is held by the first and the last stage, and once where these are on one rank") {
+TEST_CASE("the first and the last stage hold a tied embedding, once if they are on one rank") {
   pp::training_job job;
   job.model = plait::plan_shape(plait::llama_preset_config("llama-3.2-1b"));
   job.seq = 8192, job.global_batch = 64;
@@ -117,7 +117,7 @@ TEST_CASE("gradients of attention in a fixed order hold one of each score, of a 
   CHECK(static_cast<double>(device.fixed_order_attention_bytes()) == more("tp=4,microbatch=2"));
 }
 
-TEST_CASE("ulysses keeps and sends a head of keys for each rank at least") {
+TEST_CASE("ulysses keeps and sends at least one head of keys for each rank") {
   const pp::training_job job = llama_job(64);  // 32 heads, 8 of keys
   const pp::training_layout ring = pp::parse_layout("tp=4,cp=8,context=ring", "x"),
                             ulysses = pp::parse_layout("tp=4,cp=8,context=ulysses", "x");
@@ -156,7 +156,7 @@ TEST_CASE("activations are those that Korthikanti et al. count (2022, figures 1 
   CHECK(b22.model.layer_matrices() * 48 / 8 * 18 / gibi == doctest::Approx(45.5625));
 }
 
-TEST_CASE("the state of Llama 3.1 8B on 8 H100 is what its log reports as allocated (dgxc-benchmarking)") {
+TEST_CASE("the state of Llama 3.1 8B on 8 H100 is the allocated memory in its log (dgxc-benchmarking)") {
   pp::training_job job = llama_job(128);
   job.program = pp::software_called("nemo", "x");
   const pp::memory_split m =
@@ -165,7 +165,7 @@ TEST_CASE("the state of Llama 3.1 8B on 8 H100 is what its log reports as alloca
   CHECK(m.total() < 85.5e9);
 }
 
-TEST_CASE("data-parallel policies cut what they say, among the ranks of dp and cp") {
+TEST_CASE("data-parallel policies shard their arrays over the ranks of dp and cp") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job(16);
   const auto at = [&](const char* zero) {
@@ -184,7 +184,7 @@ TEST_CASE("data-parallel policies cut what they say, among the ranks of dp and c
   CHECK(at("3,replicate=dp:2").buffers == at("3").buffers);
 }
 
-TEST_CASE("what programs keep of parameters that are cut, of logits and of inputs in fp8 is theirs") {
+TEST_CASE("programs differ in the memory of sharded parameters, of logits and of inputs in fp8") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job job = llama_job(64);
   const auto at = [&](const char* program, const char* text) {
@@ -251,7 +251,7 @@ TEST_CASE("microbatches in flight are those of the schedules themselves") {
       }
 }
 
-TEST_CASE("a searched schedule keeps within what it is given, and is as long as its formula says") {
+TEST_CASE("a searched schedule keeps its limit of memory, and is as long as its formula") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job job = llama_job(32);
   job.program.delayed_norm = true;
@@ -271,7 +271,7 @@ TEST_CASE("a searched schedule keeps within what it is given, and is as long as 
         doctest::Approx(longest).epsilon(0.03));
 }
 
-TEST_CASE("the even split gives each layer to one stage, the rest to the middle") {
+TEST_CASE("the even split gives each end stage one layer, the middle the rest") {
   for (const std::int64_t layers : {1, 2, 7, 32, 126})
     for (std::int64_t stages = 1; stages <= layers; ++stages) {
       const pp::stage_split split{layers, stages};

@@ -32,7 +32,7 @@ pp::layout_price price_of(const pp::hardware& h, const pp::training_job& job, co
 
 }  // namespace
 
-TEST_CASE("offloaded activations leave two blocks on the device, and wait for their copies alone") {
+TEST_CASE("offloaded activations leave two blocks on the device, and only their copies cost time") {
   const pp::training_job job = job_of("llama-3-8b", 8, 8192);
   pp::hardware h = pp::hardware_called("h100", "x");
   h.straggling = 0;
@@ -73,7 +73,7 @@ TEST_CASE("an offloaded optimizer's state is on the host, and its update takes t
   CHECK(!price_of(h, job, "dp=8,offload=optimizer").fits);
 }
 
-TEST_CASE("what is offloaded is refused where it has no price") {
+TEST_CASE("offloading is refused where it has no price") {
   const pp::training_job job = job_of("llama-3-8b", 8, 128);
   CHECK_THROWS_WITH_AS(price_of(pp::hardware_called("cpu", "x"), job, "dp=8,offload=activations"),
                        "offload is activations and CPU has no host_bandwidth; legal is none, or a description that "
@@ -102,7 +102,7 @@ TEST_CASE("what is offloaded is refused where it has no price") {
         "offload of activations in a model of experts is not priced; legal are offload none and optimizer");
 }
 
-TEST_CASE("a search offloads where nothing else fits, or where that is faster than recomputation") {
+TEST_CASE("a search offloads if nothing else fits, or if it is faster than recomputation") {
   const pp::hardware h = pp::hardware_called("gh200", "x");
   const auto best = [](const pp::hardware& machine, const pp::training_job& job, std::int64_t ranks,
                        const pp::search_options& options = {}) {

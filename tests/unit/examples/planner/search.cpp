@@ -87,7 +87,7 @@ TEST_CASE("the best layout is the best of all that are priced one by one") {
   CHECK(fastest == seconds);
 }
 
-TEST_CASE("the hybrids of a search are all that fit, and the best of them is the best that is priced one by one") {
+TEST_CASE("a search has all hybrids that fit, and the best is the best of those priced one by one") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-8b", 128);
   pp::search_options options;
@@ -135,7 +135,7 @@ TEST_CASE("the hybrids of a search are all that fit, and the best of them is the
   CHECK(none.nearest.why == "replicate is cp, an axis of one rank; legal is none");
 }
 
-TEST_CASE("what a search returns fits, is in order, and its front has no better one in both") {
+TEST_CASE("results of a search fit, are in order, and no result is better in both than one of the front") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-405b", 512);
   pp::search_options options;
@@ -159,7 +159,7 @@ TEST_CASE("what a search returns fits, is in order, and its front has no better 
   CHECK(pp::price(h, job, theirs).step() >= found.best.front().step());
 }
 
-TEST_CASE("what a search shares between layouts is what each of them has") {
+TEST_CASE("layouts that share a part of the search have the same values without sharing") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   for (const char* program : {"plait", "llm-foundry", "internevo"}) {
     CAPTURE(program);
@@ -180,7 +180,7 @@ TEST_CASE("what a search shares between layouts is what each of them has") {
   }
 }
 
-TEST_CASE("extents that are asked for are the only ones") {
+TEST_CASE("only the requested extents are searched") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   pp::search_options options;
   options.tp = {4};
@@ -195,7 +195,7 @@ TEST_CASE("extents that are asked for are the only ones") {
   }
 }
 
-TEST_CASE("a model that cannot fit says by how much and what would do") {
+TEST_CASE("the error for a model that cannot fit gives the excess and a remedy") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-405b", 64);
   const pp::search_options stays{.offload = {{}}};
@@ -218,7 +218,7 @@ TEST_CASE("a model that cannot fit says by how much and what would do") {
                       "cannot cut it; the nearest that can be cut are 262144 and 262152"));
 }
 
-TEST_CASE("a search keeps a margin of memory, and has what would come first without it") {
+TEST_CASE("a search keeps a margin of memory, and reports the first layout without it") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-8b", 64, 4096);
   const auto search = [&](double share) { return pp::search_ranked(h, job, 16, {.memory_share = share}); };
@@ -241,7 +241,7 @@ TEST_CASE("a search keeps a margin of memory, and has what would come first with
   CHECK_THROWS_WITH_AS(search(0), "memory_share is 0; legal is a share above 0, at most 1", plait::error);
 }
 
-TEST_CASE("layouts are ranked with shared links simulated, and variants of one are one") {
+TEST_CASE("layouts are ranked with shared links simulated, and variants of a layout count as one") {
   // 10 Gbit/s for each GPU: messages that the formulas hide behind passes compete for the links.
   pp::hardware h = pp::hardware_called("h100", "x");
   for (double* speed : {&h.levels.back().bandwidth, &h.levels.back().message_bandwidth}) *speed = 1.25e9;
@@ -285,7 +285,7 @@ TEST_CASE("layouts are ranked with shared links simulated, and variants of one a
   }
 }
 
-TEST_CASE("a search for a program has the schedules of that program alone") {
+TEST_CASE("a search for a program has only the schedules of that program") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job job = llama_job("llama-3-8b", 64, 4096);
   using enum pp::schedule_kind;
@@ -305,7 +305,7 @@ TEST_CASE("a search for a program has the schedules of that program alone") {
     for (const pp::schedule_kind kind : pp::schedules_of(known)) CHECK(pp::why_lacking(known, {kind}).empty());
 }
 
-TEST_CASE("where no layout is legal, the refusal is that of the candidate that passed the most checks") {
+TEST_CASE("if no layout is valid, the error is that of the candidate that passed the most checks") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   // Llama 3 70B has 64 heads: tp = 3 fails at the first check; all others lack a batch that dp divides.
   const pp::training_job odd = llama_job("llama-3-70b", 7);
@@ -321,7 +321,7 @@ TEST_CASE("where no layout is legal, the refusal is that of the candidate that p
         "nearest legal batches are 96");
 }
 
-TEST_CASE("where no extents or policies that are asked for are candidates, the search says why") {
+TEST_CASE("a search gives the reason if none of the requested extents or policies is a candidate") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-70b", 128);
   const auto why = [&](std::int64_t accelerators, const pp::search_options& options) {
@@ -342,7 +342,7 @@ TEST_CASE("where no extents or policies that are asked for are candidates, the s
             .starts_with("no layout of 64 accelerators is legal: pp is 64 with 2 chunks on a rank: 128 stages for 80"));
 }
 
-TEST_CASE("where nothing is cut, a search has the level that cuts least of those that are asked for") {
+TEST_CASE("if nothing is sharded, a search has the requested level that shards least") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-8b", 8);
   const pp::search_result found = pp::search_layouts(
@@ -352,7 +352,7 @@ TEST_CASE("where nothing is cut, a search has the level that cuts least of those
   for (const pp::layout_price& p : found.best) CHECK(p.layout.zero == plait::zero_level::optimizer);
 }
 
-TEST_CASE("a layout that is too large says by how much, and what would make it fit") {
+TEST_CASE("the error for a layout that is too large gives the excess and a remedy") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const auto why = [&](const char* model, const char* text) {
     const pp::training_job job = llama_job(model, 128);
@@ -367,7 +367,7 @@ TEST_CASE("a layout that is too large says by how much, and what would make it f
   CHECK(why("llama-3-405b", "tp=8,dp=1").find("; no layout fits: the smallest, ") != std::string::npos);
 }
 
-TEST_CASE("a search keeps to one order of pp and dp, to chunks and to whole sequences where it is told") {
+TEST_CASE("a search keeps a requested order of pp and dp, number of chunks and whole sequences") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-70b", 128);
   pp::search_options options;
@@ -387,7 +387,7 @@ TEST_CASE("a search keeps to one order of pp and dp, to chunks and to whole sequ
   }
 }
 
-TEST_CASE("the rule of thumb is legal, fits, and is never better than the search") {
+TEST_CASE("the rule of thumb is valid, fits, and is never better than the search") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   for (const char* name : {"llama-3-8b", "llama-3-70b"}) {
     CAPTURE(name);
@@ -404,7 +404,7 @@ TEST_CASE("the rule of thumb is legal, fits, and is never better than the search
   CHECK(!pp::rule_of_thumb(h, llama_job("llama-3-405b", 64), 8).has_value());
 }
 
-TEST_CASE("alternatives tell what each change costs") {
+TEST_CASE("alternatives give the cost of each change") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-405b", 512);
   const pp::layout_price best = pp::search_ranked(h, job, 1024, {.offload = {{}}}).ranked.front().price;

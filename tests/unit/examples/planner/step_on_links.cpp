@@ -39,7 +39,7 @@ double on_links(const pp::hardware& h, const pp::training_job& job, const std::s
 
 }  // namespace
 
-TEST_CASE("links are shared by neighbours, each way apart, and by what is on them") {
+TEST_CASE("neighbours share links, separately in each direction, with the traffic on them") {
   pp::hardware h = pp::hardware_called("cpu", "x");
   REQUIRE(h.levels.size() == 1);
   h.levels[0].shared_by = 2;
@@ -85,7 +85,7 @@ TEST_CASE("a step without collectives between stages is the simulated schedule")
   }
 }
 
-TEST_CASE("collectives that nothing hides are paid whole, and beside passes in part") {
+TEST_CASE("exposed collectives cost their whole time, and those during passes a part") {
   pp::training_job job = job_on_links(64);
   for (const char* zero : {"0", "1", "2"}) {
     CAPTURE(zero);
@@ -103,7 +103,7 @@ TEST_CASE("collectives that nothing hides are paid whole, and beside passes in p
   }
 }
 
-TEST_CASE("a pass that has ended and waits for the last of its parameters slows their gather no longer") {
+TEST_CASE("a pass that only waits for its last parameters no longer slows their gather") {
   const pp::training_job job = job_on_links(64);
   pp::hardware h = pp::hardware_called("h100", "x");
   h.straggling = 0;
@@ -128,7 +128,7 @@ TEST_CASE("one stage gathers and reduces its embedding and its head") {
   CHECK(pp::detail::work_on_links(h, job, l).gather[0].seconds == doctest::Approx(all).epsilon(1e-3));
 }
 
-TEST_CASE("ranks that share a link are slowed where they meet, and less than where all meet all the time") {
+TEST_CASE("ranks that share a link slow each other when they overlap, less than if all always did") {
   const pp::training_job job = job_on_links(64);
   for (const char* text : {"tp=8,pp=4,dp=8,schedule=interleaved:5", "tp=2,pp=8,dp=8,order=tp-cp-pp-dp,schedule=1f1b"}) {
     CAPTURE(text);
@@ -172,7 +172,7 @@ TEST_CASE("messages of a pipeline and collectives on the same links slow each ot
   CHECK(both > 1.001 * separate);
 }
 
-TEST_CASE("a hybrid's sums over its copies follow its reductions, on their own level") {
+TEST_CASE("a hybrid's sums over its copies follow its reductions, on a separate level") {
   pp::training_job job = job_on_links(64);
   job.program.overlaps_data = false;
   pp::hardware h = sharing(1);
@@ -189,8 +189,7 @@ TEST_CASE("a hybrid's sums over its copies follow its reductions, on their own l
   CHECK(on_links(h, job, "tp=2,dp=4,zero=1") == on_links(sharing(1), job, "tp=2,dp=4,zero=1"));
 }
 
-TEST_CASE(
-    "cut parameters are gathered for every pass and reduced behind it, and beside passes where there is overlap") {
+TEST_CASE("sharded parameters are gathered for every pass and reduced after it, or during passes with overlap") {
   pp::training_job job = job_on_links(64);
   job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
   pp::hardware h = sharing(1);
@@ -213,7 +212,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("gathers of cut parameters on slow and shared links are waited for, and reductions beside them slow them") {
+TEST_CASE("gathers on slow and shared links delay passes, and reductions on the same links slow them") {
   pp::training_job job = job_on_links(32);
   job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
   const char* text = "dp=32,zero=3";
@@ -239,7 +238,7 @@ TEST_CASE("gathers of cut parameters on slow and shared links are waited for, an
   CHECK(on_links(slow, job, text) < step);
 }
 
-TEST_CASE("gathers that begin late are waited for in backward passes, and broadcasts of pieces one by one") {
+TEST_CASE("late gathers delay backward passes, and broadcasts of pieces run one by one") {
   pp::training_job job = job_on_links(64);
   job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
   pp::hardware h = sharing(1);

@@ -38,7 +38,7 @@ double seconds(const pp::hardware& h, const pp::training_job& job, const char* t
 
 }  // namespace
 
-TEST_CASE("a product takes its operations over a share of the peak, or its bytes where it is thin") {
+TEST_CASE("a product takes the time of its operations, or of its bytes if it is thin") {
   pp::hardware h = pp::hardware_called("h100", "x");
   h.launch = h.product_depth = h.product_area = 0;
   h.product_share[1] = 0.5;
@@ -54,7 +54,7 @@ TEST_CASE("a product takes its operations over a share of the peak, or its bytes
         doctest::Approx(2 * 2.0 * 8192 * 4096 * 4096 / 0.5e15));
 }
 
-TEST_CASE("attention computes half of the square, and a window's band, 3.5 times forward") {
+TEST_CASE("attention computes half of the square, or a window's band, and 3.5 times forward in all") {
   pp::hardware h = pp::hardware_called("h100", "x");
   h.launch = 0;
   pp::software program;
@@ -71,7 +71,7 @@ TEST_CASE("attention computes half of the square, and a window's band, 3.5 times
         doctest::Approx(4 * 4096.0 * 4096 * 8192 * (0.25 - 0.25 * 0.25 / 2) / rate));
 }
 
-TEST_CASE("the parts of a step are all of it, and none is negative") {
+TEST_CASE("the parts of a step add up to it, and none is negative") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   for (const char* text : {"tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8", "tp=8,dp=128,zero=3",
                            "tp=8,pp=16,dp=8,schedule=zb_v,recompute=full", "tp=16,cp=4,pp=4,dp=4,context=ulysses",
@@ -88,7 +88,7 @@ TEST_CASE("the parts of a step are all of it, and none is negative") {
   }
 }
 
-TEST_CASE("a part disappears with what causes it") {
+TEST_CASE("a part is zero without its cause") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::step_split s = pp::price(h, large_job(8), pp::parse_layout("", "x")).seconds;
   CHECK(s.tensor == 0);
@@ -100,7 +100,7 @@ TEST_CASE("a part disappears with what causes it") {
   CHECK(s.optimizer > 0);
 }
 
-TEST_CASE("a hybrid reduces and gathers within, and sums pieces over its copies, on the levels where they lie") {
+TEST_CASE("a hybrid reduces and gathers pieces, and sums them over its copies, on the levels of these ranks") {
   pp::hardware h = pp::hardware_called("h100", "x");
   h.straggling = 0;
   pp::training_job job = large_job(64, "plait");
@@ -139,7 +139,7 @@ TEST_CASE("a hybrid reduces and gathers within, and sums pieces over its copies,
                                                                seconds(group({8, 1}), all_gather, 2 * n)));
 }
 
-TEST_CASE("facts about a program's data parallelism change its price as they say") {
+TEST_CASE("facts about a program's data parallelism change its price accordingly") {
   pp::hardware h = pp::hardware_called("h100", "x");
   h.straggling = 0, h.data_hidden = 0.9;
   pp::training_job job = large_job(64, "fsdp");
@@ -190,7 +190,7 @@ TEST_CASE("facts about a program's data parallelism change its price as they say
   CHECK(pp::broadcasts_seconds(h, pp::place_group(h, {1, 1}), 1e9) == 0);
 }
 
-TEST_CASE("a pipeline's passes are those of all its ranks, each with layers of its own") {
+TEST_CASE("a pipeline's passes are those of all its ranks, each with its own layers") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   for (const char* text : {"pp=4,tp=8", "pp=4,tp=8,schedule=interleaved:2", "pp=4,tp=8,schedule=zb_v", "pp=16,tp=8"})
     for (const std::int64_t layers : {32, 33, 34, 35, 126}) {
@@ -214,7 +214,7 @@ TEST_CASE("a pipeline's passes are those of all its ranks, each with layers of i
     }
 }
 
-TEST_CASE("what a program gathers again for its backward pass is waited for, and fused norms pass fewer bytes") {
+TEST_CASE("a program waits for gathers in its backward pass, and fused norms move fewer bytes") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job job = large_job(8, "nanotron");
   job.program.host_seconds = 0;
@@ -236,7 +236,7 @@ TEST_CASE("what a program gathers again for its backward pass is waited for, and
   CHECK(apart.input.memory - with.input.memory == doctest::Approx(pp::memory_seconds(h, (124 - 16) * values, 0)));
 }
 
-TEST_CASE("eager kernels of a GPT pass more bytes backward than fused ones, and as many forward") {
+TEST_CASE("eager kernels of a GPT move more bytes backward than fused ones, and as many forward") {
   const pp::hardware h = pp::hardware_called("a100", "x");
   pp::training_job job = large_job(8, "megatron");
   job.model = {50368, 2048, 24, 16, 16, 128, 8192, false, true, false, false, 2048};
@@ -252,7 +252,7 @@ TEST_CASE("eager kernels of a GPT pass more bytes backward than fused ones, and 
   CHECK(moved(false, flash1).backward - moved(false, flash2).backward == 2 * values * 7);
 }
 
-TEST_CASE("no better part makes a step slower") {
+TEST_CASE("better hardware never makes a step slower") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = large_job(512, "megatron");
   const char* layouts[] = {"tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8", "tp=16,dp=64,zero=3,recompute=full",
@@ -281,7 +281,7 @@ TEST_CASE("no better part makes a step slower") {
   }
 }
 
-TEST_CASE("no step is shorter than its messages take on their wire, and none gets faster on a slower network") {
+TEST_CASE("no step is shorter than its messages on the wire, and a slower network makes none faster") {
   const pp::training_job job = large_job(512, "megatron");
   for (const char* text : {"tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8", "tp=8,pp=16,dp=8,schedule=interleaved:2",
                            "tp=8,pp=16,dp=8,schedule=1f1b", "tp=8,pp=16,dp=8,schedule=zb_v"}) {
@@ -305,7 +305,7 @@ TEST_CASE("no step is shorter than its messages take on their wire, and none get
   }
 }
 
-TEST_CASE("what tensor parallelism gathers and scatters of several sequences is copied, four times in a block") {
+TEST_CASE("tensor parallelism copies what it gathers and scatters of several sequences, four times in a block") {
   const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job job = large_job(64, "plait");
   const auto memory = [&](const char* text) {
@@ -331,7 +331,7 @@ TEST_CASE("published steps of H100 in bf16 are within 8 %") {
   CHECK(seconds(h, job, "cp=2,dp=4") == doctest::Approx(9.33).epsilon(0.08));
 }
 
-TEST_CASE("published steps of B200 and GB200 in fp8, of which nothing is fitted, are within 12 %") {
+TEST_CASE("published steps of B200 and GB200 in fp8, none of which was fitted, are within 12 %") {
   // NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md, 25.09 and 25.11, from tokens per second
   const pp::hardware b200 = pp::hardware_called("b200", "x"), gb200 = pp::hardware_called("gb200", "x");
   pp::training_job job = large_job(64), small = large_job(128), large = large_job(1536);
