@@ -1,4 +1,4 @@
-// The bytes that a layer or a training step sends, holds and allocates, found by running it where nothing is computed.
+// Counts the bytes that a layer or a training step sends, holds and allocates, by running it without computation.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +20,13 @@ namespace plait {
 
 /// The work of a layer in one forward and one backward pass, on one rank.
 struct layer_plan {
-  ledger forward, backward;     ///< what it sends
-  std::int64_t kept_bytes = 0;  ///< that the forward pass keeps, besides input and output
-  std::int64_t peak_bytes = 0;  ///< the most in use at a time, with input, output and parameters
+  ledger forward, backward;     ///< traffic of the passes
+  std::int64_t kept_bytes = 0;  ///< that the forward pass keeps, in addition to input and output
+  std::int64_t peak_bytes = 0;  ///< the most in use at a time, including input, output and parameters
 };
 
-/// Finds out by running a layer on a device and in a world that only count. `make(ctx)` makes it from a
-/// `const context<counting_device>&`; the layer's own code is what is measured, so nothing has to be written for it.
+/// Runs a layer on a counting device in a counting world, and returns its work. `make(ctx)` constructs the layer from a
+/// `const context<counting_device>&`. It measures the layer's own code, so a layer needs no further code for this.
 template <class Make>
 layer_plan dry_run(const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t rank, Make&& make,
                    recompute policy = recompute::none, const deterministic_leaves& leaves = {}) {
@@ -37,7 +37,7 @@ layer_plan dry_run(const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t 
   using L = decltype(one);
   layer_plan plan;
   static_assert(layer<L>, "dry_run: make returns a layer on the counting_device");
-  if constexpr (layer<L>) {  // or one mistake makes a page of messages
+  if constexpr (layer<L>) {  // otherwise one mistake causes a page of errors
     gather_parameters(ctx, one);
     zero_gradients(ctx, one);
     ranks.ledger().clear();
@@ -65,21 +65,21 @@ layer_plan dry_run(const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t 
 /// The work of a training step on one rank.
 struct step_plan {
   ledger traffic;
-  std::int64_t peak_bytes = 0;  ///< the most in use at a time, everything included
-  std::int64_t kept_bytes = 0;  ///< the most that is kept at a time between passes, messages under way included
-  std::int64_t host_bytes = 0;  ///< the most of the host's memory that what is offloaded takes
-  posted_program posted;        ///< what it starts, in order; `verify_order` takes the programs of all ranks
+  std::int64_t peak_bytes = 0;  ///< the most in use at a time, in total
+  std::int64_t kept_bytes = 0;  ///< the most that is kept at a time between passes, including messages in flight
+  std::int64_t host_bytes = 0;  ///< the most of the host's memory for offloaded values
+  posted_program posted;        ///< its calls in order; `verify_order` takes the programs of all ranks
 };
 
-/// Runs two steps of a pipeline that only counts, and returns the second, which finds the optimizer's state in place:
-/// of stages on the `counting_device`, in a `pipeline_world::counting`.
+/// Runs two steps of a pipeline on the `counting_device`, in a `pipeline_world::counting`. Returns the work of the
+/// second, for which the optimizer's state exists.
 template <model Stage>
 step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& stages,
                        optimizer_ref<typename Stage::precision_type, counting_device> optimizer) {
   training_step step(ctx, stages, optimizer, 1.0);
   step_plan plan;
   const auto fill = [](auto&&...) {};
-  for (int i = 0; i < 2; ++i) {  // the second one finds the optimizer's state in place
+  for (int i = 0; i < 2; ++i) {  // the optimizer's state exists in the second one
     ctx.ranks.ledger().clear();
     if (ctx.ranks.calls()) ctx.ranks.calls()->posted.calls.clear();
     step.load(ctx, 0, fill);
@@ -104,24 +104,24 @@ step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& sta
   }
   return plan;
 }
-/// This overload takes AdamW as the optimizer.
+/// This overload uses AdamW.
 template <model Stage>
 step_plan dry_run_step(const context<counting_device>& ctx, pipeline<Stage>& stages) {
   adamw<typename Stage::precision_type, counting_device> optimizer;
   return dry_run_step(ctx, stages, optimizer);
 }
 
-/// The bytes that the first calls of a layer take from a device, in blocks as a program's allocator sees them. Later
-/// calls of equal sizes find these blocks in the device's cache and take nothing.
+/// The bytes that the first calls of a layer allocate from a device, in blocks as in a program's allocator. Later calls
+/// of equal sizes reuse these blocks from the device's cache and allocate nothing.
 struct call_workspace {
-  std::int64_t forward = 0;   ///< with what `saved` keeps
-  std::int64_t backward = 0;  ///< beyond what the forward pass has left
+  std::int64_t forward = 0;   ///< including the values in `saved`
+  std::int64_t backward = 0;  ///< in addition to those of the forward pass
 };
 
-/// Finds out by running a layer on a device and in a world that only count. `make(ctx)` makes the layer with memory of
-/// its own, which is not counted; `ctx` is a `const context<counting_device>&`. Input, output and their gradients are
-/// the caller's where the layer takes them, and do not count. A layer that only returns them takes them from the
-/// device. A kernel may take more for itself on another device: attention does. `peak_bytes` of the device tells.
+/// Counts by running a layer on a counting device in a counting world. `make(ctx)` makes a layer that owns its memory,
+/// which is not counted; `ctx` is a `const context<counting_device>&`. If the layer takes the caller's input, output
+/// and gradients, these are not counted. If it only returns them, it allocates them from the device. A kernel may
+/// allocate more on another device, as attention does; that device's `peak_bytes` shows it.
 template <class Make>
 call_workspace workspace_bytes(const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t rank, Make&& make,
                                recompute policy = recompute::none) {
@@ -132,19 +132,19 @@ call_workspace workspace_bytes(const mesh_shape& mesh, const dim_sizes& sizes, s
   using L = decltype(one);
   call_workspace found;
   static_assert(layer<L>, "workspace_bytes: make returns a layer on the counting_device");
-  if constexpr (layer<L>) {  // or one mistake makes a page of messages
+  if constexpr (layer<L>) {  // otherwise one mistake causes a page of errors
     gather_parameters(ctx, one);
     zero_gradients(ctx, one);
     each_parameter(
         [&](auto& p) {
-          if (p.trainable()) p.used_gradient(device);  // makes its memory now
+          if (p.trainable()) p.used_gradient(device);  // allocates its memory now
         },
         one);
     const microbatch<counting_device> mb = microbatch<counting_device>(ctx).keeping(policy);
     const typename L::template tensor_of<typename L::input> x(ctx);
     const typename L::template tensor_of<dual_t<typename L::output>> dy(ctx);
-    // Only a layer that writes into results of the caller's is given some: others' would be spare memory, which a
-    // program has not.
+    // Only layers that write into the caller's results receive some. For others they would be spare memory that no
+    // program has.
     typename L::template tensor_of<typename L::output> y;
     typename L::template tensor_of<dual_t<typename L::input>> dx;
     typename L::saved kept;

@@ -1,5 +1,5 @@
-// A machine as the planner knows it: an accelerator's peaks and memory, what of them programs reach, the levels of its
-// network, and the machines that are known by name.
+// Descriptions of machines for the planner: an accelerator's peaks and memory, the fractions that programs reach, the
+// levels of the network, and named machines.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace plait::planner {
 
-/// The number types of matrix products, as far as peaks differ.
+/// The number types of matrix products with different peaks.
 enum class number_kind : std::uint8_t { f32, bf16, fp8 };
 inline constexpr int number_kinds = 3;
 
@@ -21,54 +21,55 @@ constexpr const char* name_of(number_kind kind) {
   return kind == number_kind::f32 ? "f32" : kind == number_kind::bf16 ? "bf16" : "fp8";
 }
 
-/// Most levels that a network may have.
+/// The most levels of a network.
 inline constexpr std::size_t max_levels = 6;
 
-/// One level of a network: what joins `ranks` accelerators into a unit, such as the NVLink of a node. The levels of a
-/// machine go from the inside to the outside.
+/// One level of a network, which joins `ranks` accelerators into a unit, such as the NVLink of a node. The levels of a
+/// machine are ordered from the inside to the outside.
 struct network_level {
   std::string name;
-  std::int64_t ranks = 0;       ///< accelerators in a unit of this level; 0: all there are (the outermost level only)
+  std::int64_t ranks = 0;       ///< accelerators in a unit of this level; 0: all (outermost level only)
   double bandwidth = 0;         ///< bytes per second through one accelerator's link, as the bus bandwidth of nccl-tests
-  double all_reduce_share = 1;  ///< an all-reduce's bus bandwidth over `bandwidth`: above 1 where switches add (NVLS)
-  double latency = 0;           ///< seconds of one step of a collective from one accelerator to the next
-  double launch = 0;            ///< seconds that a collective takes which has nothing to send
-  double fill = 0;              ///< seconds that filling the links adds to a large collective; a small one takes twice
+  double all_reduce_share = 1;  ///< bus bandwidth of an all-reduce over `bandwidth`: above 1 if switches add (NVLS)
+  double latency = 0;           ///< seconds of one step of a collective, from one accelerator to the next
+  double launch = 0;            ///< seconds of an empty collective
+  double fill = 0;              ///< seconds for filling the links in a large collective; a small one takes twice
                                 ///< the time of its bytes (fits nccl-tests on 8 H100 within a fifth from 1 to 1024 MB)
-  double message_latency = 0;   ///< seconds of a message that has nothing to send; 0: `latency`
+  double message_latency = 0;   ///< seconds of an empty message; 0: `latency`
   double message_bandwidth = 0;  ///< bytes per second of a message; 0: `bandwidth`
-  std::int64_t shared_by = 1;    ///< accelerators, neighbours, that have one link together
+  std::int64_t shared_by = 1;    ///< number of adjacent accelerators that share one link
 };
 
-/// An accelerator and the network between many of them. Shares are of the peaks, and at most 1.
+/// An accelerator, and the network between many of them. Shares are fractions of the peaks, at most 1.
 struct hardware {
   std::string name;
   std::array<double, number_kinds>
-      peak{};                   ///< operations per second of dense products, by `number_kind`; 0: it has none
+      peak{};                   ///< operations per second of dense products, by `number_kind`; 0: not supported
   double memory = 0;            ///< bytes
   double memory_bandwidth = 0;  ///< bytes per second
   double reserved = 0;          ///< bytes that a process cannot allocate: contexts, libraries, communicators' buffers
-  double fragmentation = 0;     ///< share of what is allocated that the allocator wastes
-  double host_bandwidth = 0;    ///< bytes per second of copies to the host's memory or back; 0: not known
-  double host_memory = 0;       ///< bytes of the host's memory for each accelerator
+  double fragmentation = 0;     ///< fraction of allocated memory that the allocator wastes
+  double host_bandwidth = 0;    ///< bytes per second of copies to the host's memory or back; 0: unknown
+  double host_memory = 0;       ///< bytes of the host's memory per accelerator
 
-  std::array<double, number_kinds> product_share{};  ///< of the peak that large products reach, in a training step
+  std::array<double, number_kinds> product_share{};  ///< fraction of the peak, for large products in a training step
   double product_depth = 0;       ///< the contracted size at which a product reaches half of its share
   double product_area = 0;        ///< elements of a result at which a product reaches half of its share
-  double adding_depth = 0;        ///< by how much `product_depth` is larger where a product adds to its result
-  double attention_share = 0;     ///< of the bf16 peak that fused attention reaches, forward and backward together
-  double attention_block = 0;     ///< keys of a block that causal attention computes whole, where only half is visible
-  double flash1 = 1, flash2 = 1;  ///< what FlashAttention 1 and 2 reach of that, which is the fastest kernel's
-  double activation = 0;          ///< seconds of one value of an activation where computing it takes longer than moving
+  double adding_depth = 0;        ///< increase of `product_depth` if a product adds to its result
+  double attention_share = 0;     ///< fraction of the bf16 peak, for fused attention, both passes
+  double attention_block = 0;     ///< keys of a block that causal attention computes whole, although only half is
+                                  ///< visible
+  double flash1 = 1, flash2 = 1;  ///< speeds of FlashAttention 1 and 2 relative to the fastest kernel
+  double activation = 0;          ///< seconds per value of an activation if computation takes longer than moving
                                   ///< it, and twice that backward: processors have no unit for exponentials
-  double memory_share = 0;        ///< of the memory bandwidth that elementwise kernels reach
+  double memory_share = 0;        ///< fraction of the memory bandwidth, for elementwise kernels
   double launch = 0;              ///< seconds from the end of a kernel to the start of the next
-  double tensor_hidden = 0;       ///< part of tensor-parallel communication that chunked overlap hides
-  double data_hidden = 0;         ///< part of a computation that can hide data-parallel communication
-  double straggling = 0;          ///< by how much a step grows with each doubling of the units of the innermost level
+  double tensor_hidden = 0;       ///< fraction of tensor-parallel communication that chunked overlap hides
+  double data_hidden = 0;         ///< fraction of computation that can hide data-parallel communication
+  double straggling = 0;          ///< growth of a step with each doubling of the units of the innermost level
 
-  std::int64_t cores = 0;  ///< that all ranks share, taking turns where they are more; 0: each has its own
-  double turn = 0;         ///< seconds for which a rank whose message has come waits for a core that another one uses
+  std::int64_t cores = 0;  ///< number of cores that all ranks share in turns; 0: each rank has its own
+  double turn = 0;         ///< seconds for which a rank with an arrived message waits for a core in use
 
   std::vector<network_level> levels;
 
@@ -76,15 +77,15 @@ struct hardware {
   double share_of(number_kind kind) const { return product_share[static_cast<std::size_t>(kind)]; }
 };
 
-// The machines that the planner knows by name. Peaks and links are from data sheets and micro-benchmarks. Shares are
-// fitted to the runs of benchmarks/planner/README.md.
+// The named machines. Peaks and links are from data sheets and micro-benchmarks; shares are fitted to the runs of
+// benchmarks/planner/README.md.
 
 namespace detail {
 
 inline constexpr double mebi = 1024.0 * 1024.0, gibi = 1024 * mebi;
 
-/// All Hopper parts share these: the tensor cores (data sheet, dense), and shares fitted on step times. Memories are
-/// what drivers report, in MiB, which is more than in the product's name.
+/// The values that all Hopper GPUs share: the tensor cores (data sheet, dense), and shares fitted to step times. Memory
+/// sizes are those that drivers report, in MiB, which are larger than the product's name says.
 inline hardware hopper() {
   hardware h;
   h.peak = {66.9e12, 989.4e12, 1978.9e12};
@@ -105,8 +106,8 @@ inline hardware hopper() {
   h.tensor_hidden = 0.76;
   h.data_hidden = 0.95;
   h.straggling = 0.004;
-  // 8 H100 on NVSwitch: 361 to 367 GB/s for rings and 480 with NVLS (nccl-tests on 8 H200, which have the same links);
-  // one ConnectX-7 of 400 Gbit/s for each GPU: 48.5 GB/s.
+  // 8 H100 on NVSwitch: 361 to 367 GB/s for rings and 480 with NVLS (nccl-tests on 8 H200, which have the same links).
+  // One ConnectX-7 of 400 Gbit/s per GPU: 48.5 GB/s.
   h.levels = {{"NVLink", 8, 362e9, 480.0 / 362.0, 1.5e-6, 12e-6, 90e-6},
               {"InfiniBand", 0, 48.5e9, 1, 6e-6, 20e-6, 150e-6}};
   return h;
@@ -132,7 +133,7 @@ inline hardware a100() {
   h.tensor_hidden = 0.5;  // these two are guesses: no published step on A100 overlaps much
   h.data_hidden = 0.7;
   h.straggling = 0.004;
-  // 8 A100 on NVSwitch: 235 GB/s (nccl-tests); one ConnectX-6 of 200 Gbit/s for each GPU: 23.5 GB/s.
+  // 8 A100 on NVSwitch: 235 GB/s (nccl-tests). One ConnectX-6 of 200 Gbit/s per GPU: 23.5 GB/s.
   h.levels = {{"NVLink", 8, 235e9, 1, 2e-6, 25e-6, 200e-6}, {"InfiniBand", 0, 23.5e9, 1, 6e-6, 25e-6, 200e-6}};
   return h;
 }
@@ -143,7 +144,7 @@ inline hardware h100() {
   return h;
 }
 
-/// H200 has the cores of H100, and more and faster memory.
+/// H200 has the cores of H100, with more and faster memory.
 inline hardware h200() {
   hardware h = hopper();
   h.name = "H200";
@@ -152,7 +153,7 @@ inline hardware h200() {
   return h;
 }
 
-/// One Hopper GPU on a Grace CPU: 4 of them on NVLink without a switch, one 200 Gbit/s Slingshot or InfiniBand port for
+/// A Hopper GPU on a Grace CPU: 4 of them on NVLink without a switch, with one 200 Gbit/s Slingshot or InfiniBand port
 /// each, as in the Alps machine.
 inline hardware gh200() {
   hardware h = hopper();
@@ -165,10 +166,10 @@ inline hardware gh200() {
   return h;
 }
 
-/// Nothing of Blackwell is fitted on step times. What its power allows for long is far below what its best products
-/// reach: products in bf16 have the share of 420 large ones that were measured one after the other (SimuMax; half of
-/// them between 0.47 and 0.55). The share of products in fp8 is Hopper's in proportion to the best products of both
-/// (0.763 and 0.709 of the peak; ml-engineering), less by as much. All else is Hopper's.
+/// Blackwell's values are not fitted to step times. Its power limit sustains much less than its best products reach. So
+/// bf16 products have the share of 420 large ones that were measured one after another (SimuMax; half of them between
+/// 0.47 and 0.55). The share of fp8 products is Hopper's times the ratio of both GPUs' best products (0.763 and 0.709
+/// of the peak; ml-engineering), reduced by the same factor. All other values are Hopper's.
 inline hardware b200() {
   hardware h = hopper();
   h.name = "B200";
@@ -185,7 +186,7 @@ inline hardware b200() {
   return h;
 }
 
-/// B200 with more power, 72 of them on NVLink. Its shares are B200's in proportion to the best products (bf16 0.729 and
+/// B200 with more power, 72 of them on NVLink. Its shares are B200's times the ratio of best products (bf16 0.729 and
 /// 0.776 of the peak, fp8 0.723 and 0.763; ml-engineering).
 inline hardware gb200() {
   hardware h = b200();
@@ -200,8 +201,8 @@ inline hardware gb200() {
   return h;
 }
 
-/// One core of a server as a rank of an in-process mesh. Its figures only show what magnitudes to expect; a file for a
-/// real machine replaces them.
+/// One core of a server, as a rank of an in-process mesh. Its values are only orders of magnitude; use a file for a
+/// real machine.
 inline hardware cpu() {
   hardware h;
   h.name = "CPU";
@@ -221,13 +222,13 @@ inline hardware cpu() {
 
 }  // namespace detail
 
-/// All machines that are known by name.
+/// Returns all named machines.
 inline std::vector<hardware> known_hardware() {
   using namespace detail;
   return {a100(), h100(), h200(), gh200(), b200(), gb200(), cpu()};
 }
 
-/// The machine called `name`, in capitals or not; `error` naming `field` and all machines otherwise.
+/// Returns the machine called `name`, in any case. Otherwise throws `error` with `field` and all names.
 inline hardware hardware_called(std::string_view name, const std::string& field) {
   const auto lower = [](std::string_view text) {
     std::string out(text);

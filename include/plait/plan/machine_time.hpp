@@ -1,6 +1,5 @@
-// The time of kernels and of collectives on a machine by its description. Products depend on their shape, attention on
-// its operations, other kernels on their bytes. Collectives depend on their bytes and on where the ranks of their group
-// lie.
+// The times of kernels and collectives on a machine, from its description. Products depend on their shape, attention on
+// its operations, and other kernels on their bytes. Collectives depend on their bytes and on the places of their ranks.
 #pragma once
 
 #include <algorithm>
@@ -18,15 +17,15 @@
 
 namespace plait::planner {
 
-/// Bytes of an operand of a product.
+/// Bytes per element of a product's operand.
 constexpr double operand_bytes(number_kind kind) {
   return kind == number_kind::f32 ? 4 : kind == number_kind::bf16 ? 2 : 1;
 }
 
-/// Seconds of a dense product of m x k and k x n. The share of the peak falls where k is short: a tile's start and end
-/// cost as much as `product_depth` steps. They cost more where the product adds to a result that was there, as weight
-/// gradients do. The share also falls where the result has few tiles for all cores. The time is at least what the
-/// operands and the result need to pass memory.
+/// Seconds of a dense product of m x k and k x n. The share of the peak falls if k is short, because the start and end
+/// of a tile cost as much as `product_depth` steps. They cost more if the product adds to its result, as for weight
+/// gradients. The share also falls if the result has too few tiles for all cores. The time is at least that of moving
+/// the operands and the result through memory.
 inline double product_seconds(const hardware& h, number_kind kind, double m, double n, double k, bool adds = false) {
   const double depth = h.product_depth + (adds ? h.adding_depth : 0);
   const double fill = k / (k + depth) * (m * n / (m * n + h.product_area));
@@ -41,7 +40,7 @@ inline double memory_seconds(const hardware& h, double bytes, double launches) {
   return bytes / (h.memory_bandwidth * h.memory_share) + launches * h.launch;
 }
 
-/// Seconds of an activation of `values` numbers, which passes `bytes`; backward, each takes twice as long to compute.
+/// Seconds of an activation of `values` numbers that moves `bytes`. Backward, computing each takes twice as long.
 inline double activation_seconds(const hardware& h, double bytes, double values, bool backward) {
   return std::max(memory_seconds(h, bytes, 0), (backward ? 2 : 1) * values * h.activation);
 }
@@ -51,7 +50,7 @@ inline double attention_rate(const hardware& h, number_kind products) {
   return h.peak_of(products == number_kind::f32 ? products : number_kind::bf16) * h.attention_share;
 }
 
-/// Seconds of computing, by what they are spent on.
+/// Seconds of computation, by kind of work.
 struct computed_seconds {
   double products = 0, attention = 0, memory = 0;
 
@@ -68,15 +67,15 @@ struct computed_seconds {
   }
 };
 
-/// Adds up the seconds of what a `counting_device` is asked for (`counting_device::tell`). The hardware must outlive
-/// it.
+/// Sums the seconds of the work that is issued to a `counting_device` (`counting_device::tell`). The hardware must
+/// outlive it.
 class work_clock final : public work_meter {
  public:
   explicit work_clock(const hardware& h) : h_(h) {}
 
   const computed_seconds& now() const { return seconds_; }
 
-  /// Throws where the hardware has no peak for such numbers.
+  /// Throws if the hardware has no peak for this number type.
   void product(dtype of, double m, double n, double k, bool adds) override {
     const number_kind kind = kind_of(of);
     if (h_.peak_of(kind) == 0)
@@ -84,7 +83,7 @@ class work_clock final : public work_meter {
     seconds_.products += product_seconds(h_, kind, m, n, k, adds);
   }
   void attention(dtype of, double operations, std::int64_t keys, bool forward) override {
-    // A causal kernel computes half of a square and the blocks that its mask cuts.
+    // A causal kernel computes half of a square, and whole blocks on the diagonal.
     const double blocks = 1 + h_.attention_block / static_cast<double>(std::max<std::int64_t>(keys, 1));
     seconds_.attention += operations * blocks / attention_rate(h_, kind_of(of)) + (forward ? 1 : 2) * h_.launch;
   }
@@ -113,19 +112,20 @@ class work_clock final : public work_meter {
 
 // Collectives and messages on the levels of a network.
 
-/// Where the ranks of a group lie: how many of them share a unit of each level of the network.
+/// The place of a group's ranks: how many of them share a unit of each level of the network.
 struct group_place {
-  std::int64_t size = 1;                            ///< ranks of the group
+  std::int64_t size = 1;                            ///< number of ranks
   std::size_t levels = 0;                           ///< of the network
-  std::array<std::int64_t, max_levels> together{};  ///< of the group in one unit of each level; the last is `size`
+  std::array<std::int64_t, max_levels> together{};  ///< ranks of the group in one unit of each level; the last is
+                                                    ///< `size`
 };
 
-/// One axis of a group: its extent, and how many ranks lie from one coordinate to the next.
+/// One axis of a group: its extent, and the distance in ranks between adjacent coordinates.
 struct axis_place {
   std::int64_t extent = 1, stride = 1;
 };
 
-/// The place of the group of one axis or two. Extents that do not divide a unit count as if they were spread over the
+/// Returns the place of a group along one axis or two. Extents that do not divide a unit count as spread over the
 /// fewest units.
 inline group_place place_group(const hardware& h, axis_place a, axis_place b = {}) {
   group_place g;
@@ -141,11 +141,11 @@ inline group_place place_group(const hardware& h, axis_place a, axis_place b = {
   return g;
 }
 
-/// How many accelerators use a link at once: all that share it, because they communicate at one time.
+/// The number of accelerators that use a link at once: all that share it, since they communicate at the same time.
 inline double sharing(const network_level& level) { return static_cast<double>(level.shared_by); }
 
-/// Calls f(level, inside, together) for each level of the network that a group crosses, from the inside to the outside:
-/// `inside` and `together` ranks of the group share a unit of the level before, and one of this level.
+/// Calls f(level, inside, together) for each level of the network that a group crosses, from the inside to the outside.
+/// `inside` ranks of the group share a unit of the previous level, and `together` ranks one of this level.
 template <class F>
 void each_crossed_level(const hardware& h, const group_place& g, F&& f) {
   double inside = 1;
@@ -157,7 +157,7 @@ void each_crossed_level(const hardware& h, const group_place& g, F&& f) {
   }
 }
 
-/// Seconds that all crossed levels share: the latest launch, the fill of the slowest one, and its bytes.
+/// Seconds common to all crossed levels: the latest launch, and the fill and the bytes of the slowest level.
 struct crossing_seconds {
   double launch = 0, fill = 0, slowest = 0;
 
@@ -168,13 +168,13 @@ struct crossing_seconds {
   }
 };
 
-/// Seconds of one collective of a group. `bytes` is the size of the whole array: what each rank holds after an
-/// all-gather, before a reduce-scatter, before and after an all-reduce, and sends in an all-to-all.
+/// Seconds of one collective of a group. `bytes` is the size of the whole array. This is the array after an all-gather,
+/// before a reduce-scatter, in an all-reduce, or the array that each rank sends in an all-to-all.
 ///
-/// A ring moves bytes (n-1)/n through every link (twice for an all-reduce). Where c of the group's ranks share a unit,
-/// they have c links out of it (NCCL's rings, one for each network card). The slowest level decides. A ring has n - 1
-/// steps, and one of them for each unit crosses the level. An all-reduce may be a tree, with a logarithm of steps
-/// (nccl/src/graph/tuning.cc).
+/// A ring moves bytes (n-1)/n through every link, and an all-reduce twice as many. If c ranks of the group share a
+/// unit, they have c links out of it (NCCL's rings, one per network card). The slowest level determines the time. A
+/// ring has n - 1 steps, and one of them per unit crosses the level. An all-reduce may use a tree, with logarithmically
+/// many steps (nccl/src/graph/tuning.cc).
 inline double collective_seconds(const hardware& h, const group_place& g, collective kind, double bytes) {
   if (g.size <= 1) return 0;
   const auto n = static_cast<double>(g.size);
@@ -183,7 +183,7 @@ inline double collective_seconds(const hardware& h, const group_place& g, collec
   double ring = 0, tree = 0;
   crossing_seconds all;
   each_crossed_level(h, g, [&](const network_level& level, double inside, double together) {
-    // In an all-to-all only what leaves a unit crosses its links, but one rank's own link carries all of it.
+    // In an all-to-all only data for other units crosses a unit's links, but each rank's own link carries all of it.
     const double crossing = kind == collective::all_to_all ? (n - inside) / n : (n - 1) / n / inside;
     const double rate = level.bandwidth * (reduces_all ? level.all_reduce_share : 1) / sharing(level);
     all.add(level, rounds * bytes * crossing / rate);

@@ -1,5 +1,5 @@
-// The price of a user's own model on any mesh: its own passes run where nothing is computed, and what they ask for is
-// priced on a machine by its description. See examples/guide/11_planning.cpp.
+// Prices a user's own model on any mesh. Its own passes run without computation, and the issued work is priced with the
+// description of a machine. See examples/guide/11_planning.cpp.
 #pragma once
 
 #include <algorithm>
@@ -20,34 +20,34 @@
 
 namespace plait::planner {
 
-/// The work of one rank of the pipeline in a step, found by a dry run.
+/// The work of one pipeline rank in a step, measured by a dry run.
 struct rank_price {
   computed_seconds passes;      ///< of all microbatches
   double communication = 0;     ///< seconds of collectives within passes, of all microbatches
-  double optimizer = 0;         ///< seconds of the norm, the update and all else outside of passes
+  double optimizer = 0;         ///< seconds of the norm, the update and all other work outside of passes
   double data = 0;              ///< seconds of collectives outside of passes, before overlap
-  double exposed = 0;           ///< of `data`, what nothing hides
+  double exposed = 0;           ///< part of `data` that nothing hides
   ledger traffic;               ///< of a whole step
-  std::int64_t peak_bytes = 0;  ///< the most in use at a time, everything included
+  std::int64_t peak_bytes = 0;  ///< the most in use at a time, in total
 };
 
 /// The price of a step of a program.
 struct program_price {
   std::vector<rank_price> ranks;  ///< of the pipeline
   double pipeline = 0;            ///< seconds of all passes by the schedule
-  double bubble = 0;              ///< of them, what the busiest rank idles
+  double bubble = 0;              ///< part of `pipeline` in which the busiest rank idles
   double exposed = 0, optimizer = 0, straggling = 0;
-  double turns = 0;  ///< waiting for cores that other ranks use
+  double turns = 0;  ///< seconds of waits for cores that other ranks use
   std::int64_t peak_bytes = 0;
-  bool fits = false;  ///< in the machine's memory, with what it reserves and its allocator wastes
+  bool fits = false;  ///< whether the memory suffices, with reserved and wasted memory
 
   double step() const { return pipeline + exposed + optimizer + straggling + turns; }
 };
 
 namespace detail {
 
-/// The place of the group of `rank` over axes whose names `label` joins by '+', as in the names of a ledger's rows.
-/// `label` may also name the two ends of its pipeline.
+/// Returns the place of the group of `rank` along the axes in `label`, joined by '+' as in the rows of `ledger`.
+/// `label` may also be the name of the pipeline's two ends.
 inline group_place place_labelled(const hardware& h, const mesh_shape& mesh, std::int64_t rank,
                                   std::string_view label) {
   const bool ends = label == plait::detail::ends_axis;
@@ -76,8 +76,8 @@ inline group_place place_labelled(const hardware& h, const mesh_shape& mesh, std
   return g;
 }
 
-/// Seconds of what `after` counts more than `before`: calls of one kind over one group are alike. Messages of the
-/// pipeline are not among them: the schedule has them.
+/// Returns the seconds of the calls that `after` counts in addition to `before`; calls of one kind in one group are
+/// equal. Messages of the pipeline are not included, because the schedule has them.
 inline double ledger_seconds(const hardware& h, const mesh_shape& mesh, std::int64_t rank, const ledger& after,
                              const ledger& before) {
   double sum = 0;
@@ -98,7 +98,7 @@ inline double ledger_seconds(const hardware& h, const mesh_shape& mesh, std::int
   return sum;
 }
 
-/// One pass of a stage: its computing, and its collectives.
+/// One pass of a stage: its computation and its collectives.
 struct metered_pass {
   computed_seconds computed;
   double communication = 0;
@@ -111,7 +111,7 @@ struct metered_stage {
   metered_pass forward, input, weight;
 };
 
-/// Runs the passes of a stage on the counting device. `meter(work)` returns the `metered_pass` of what `work` does.
+/// Runs the passes of a stage on the counting device. `meter(work)` runs `work` and returns its `metered_pass`.
 template <class Stage, class Meter>
 metered_stage meter_stage(const context<counting_device>& ctx, Stage& stage, Meter&& meter) {
   const typename Stage::tokens ids(ctx), labels(ctx);
@@ -141,14 +141,14 @@ metered_stage meter_stage(const context<counting_device>& ctx, Stage& stage, Met
 
 }  // namespace detail
 
-/// A program's own model on a mesh: `mesh` has its axes from the outside to the inside, as ranks are numbered, pp among
-/// them or not; `plan` is the schedule, and `parts` the layers of its stages.
+/// A program's model on a mesh. The axes of `mesh`, with or without pp, are ordered from the outside to the inside, as
+/// ranks are numbered. `plan` is the schedule, and `parts` are the layers of its stages.
 struct program_layout {
   mesh_shape mesh;
   schedule plan;
   std::vector<stage_layers> parts;
   pipeline_options how{};
-  bool overlaps_data = true;  ///< collectives of data parallelism overlap passes
+  bool overlaps_data = true;  ///< whether collectives of data parallelism overlap passes
 };
 
 namespace detail {
@@ -156,16 +156,16 @@ namespace detail {
 /// Seconds of one microbatch's passes on one rank.
 struct passes_of_rank {
   double one = 0;
-  double layers = 0;  ///< that its stages have
+  double layers = 0;  ///< number of layers of its stages
 };
 
-/// Measures the passes of a rank's stages alone, where no step moves parameters and gradients. Adds them to `r`, and
-/// writes the costs of the stages.
+/// Measures the passes of a rank's stages, without a step that moves parameters and gradients. Adds them to `r`, and
+/// returns the costs of the stages in an argument.
 template <model Stage, class Meter, class Make>
 passes_of_rank price_passes(const context<counting_device>& ctx, const program_layout& l, int place, Meter&& meter,
                             Make&& make, rank_price& r, schedule_costs& costs) {
   passes_of_rank out;
-  if (static_cast<int>(l.parts.size()) != l.plan.shape.stages()) return out;  // a pipeline refuses others
+  if (static_cast<int>(l.parts.size()) != l.plan.shape.stages()) return out;  // a pipeline refuses these
   const auto rounds = static_cast<double>(l.plan.shape.microbatches);
   std::vector<std::unique_ptr<Stage>> alone;
   for (int c = 0; c < l.plan.shape.chunks; ++c) {
@@ -178,7 +178,7 @@ passes_of_rank price_passes(const context<counting_device>& ctx, const program_l
   }
   for (std::size_t c = 0; c < alone.size(); ++c) {
     Stage& stage = *alone[c];
-    meter_stage(ctx, stage, meter);  // makes what is made once
+    meter_stage(ctx, stage, meter);  // allocates everything that is allocated once
     metered_stage m;
     r.communication += rounds * meter([&] { m = meter_stage(ctx, stage, meter); }).communication;
     for (const metered_pass* p : {&m.forward, &m.input, &m.weight}) {
@@ -193,8 +193,8 @@ passes_of_rank price_passes(const context<counting_device>& ctx, const program_l
   return out;
 }
 
-/// The seconds of data parallelism's communication that no pass hides. What a layer reduces last or gathers first has
-/// nothing to hide it. Where each microbatch gathers parameters, its passes hide its part.
+/// Returns the seconds of data-parallel communication that no pass hides. Nothing hides the last reduction and the
+/// first gather of a step. If each microbatch gathers parameters, its passes hide its part.
 inline double exposed_seconds(const hardware& h, const program_layout& l, const rank_price& r,
                               const passes_of_rank& passes) {
   if (!l.overlaps_data) return r.data;
@@ -203,8 +203,8 @@ inline double exposed_seconds(const hardware& h, const program_layout& l, const 
   return times * std::max(part - h.data_hidden * passes.one, part / std::max(passes.layers, 1.0));
 }
 
-/// Adds what a step waits for in addition to its busiest rank's passes. `costs` are the pipeline's costs. `busiest` and
-/// `busy` are the seconds of the rank that computes most and of all ranks of one pipeline.
+/// Adds the waits of a step to the passes of its busiest rank. `costs` are the pipeline's costs. `busiest` and `busy`
+/// are the seconds of computation of the busiest rank and of all ranks of one pipeline.
 inline void add_waits(program_price& out, const hardware& h, const program_layout& l, const schedule_costs& costs,
                       double busiest, double busy) {
   const std::int64_t places = l.mesh.size(axis_list{axis_of<pp>});
@@ -215,7 +215,7 @@ inline void add_waits(program_price& out, const hardware& h, const program_layou
   out.straggling = h.straggling * std::log2(units) * out.step();
   if (h.cores <= 0 || l.mesh.size() <= h.cores) return;
   const double pipelines = static_cast<double>(l.mesh.size() / places);
-  double waits = 0;  // for a core, of each message that a pass waits for
+  double waits = 0;  // for a core, per message for which a pass waits
   if (places > 1) {
     schedule_costs in_turn = costs;
     in_turn.link += h.turn;
@@ -226,11 +226,11 @@ inline void add_waits(program_price& out, const hardware& h, const program_layou
 
 }  // namespace detail
 
-/// The price of a training step with AdamW of a model whose stages are `Stage` on the `counting_device`. `sizes(mesh)`
-/// returns the dims' sizes on the mesh of a stage, which is the one without pp; `make(ctx, part, first)` makes a stage
-/// as `std::unique_ptr<Stage>`, as for `pipeline`. It takes as long as the layers' code without its kernels: some
-/// milliseconds. Throws what the model or the mesh refuses, for numbers that the machine cannot multiply, and for
-/// offloaded activations.
+/// Returns the price of a training step with AdamW, for a model whose stages are `Stage` on the `counting_device`.
+/// `sizes(mesh)` returns the dims' sizes on the mesh of a stage, which has no pp. `make(ctx, part, first)` makes a
+/// stage as `std::unique_ptr<Stage>`, as for `pipeline`. The call takes some milliseconds, the time of the layers' code
+/// without kernels. Throws the errors of the model and the mesh. Throws also for numbers that the machine cannot
+/// multiply, and for offloaded activations.
 template <model Stage, class Sizes, class Make>
 program_price price_program(const hardware& h, const program_layout& l, Sizes&& sizes, Make&& make) {
   if (l.how.offload_activations)
@@ -241,7 +241,7 @@ program_price price_program(const hardware& h, const program_layout& l, Sizes&& 
   schedule_costs costs;
   costs.stages.resize(static_cast<std::size_t>(l.plan.shape.stages()));
   double busiest = 0, busy = 0;
-  std::int64_t stride = 1;  // from one place on the pipeline to the next
+  std::int64_t stride = 1;  // ranks between adjacent places on the pipeline
   for (std::size_t i = l.mesh.axes.size(); i-- > 0 && !(l.mesh.axes[i] == axis_of<pp>);) stride *= l.mesh.extents[i];
   for (std::int64_t place = 0; place < places; ++place) {
     const std::int64_t rank = places > 1 ? place * stride : 0;
@@ -264,7 +264,7 @@ program_price price_program(const hardware& h, const program_layout& l, Sizes&& 
         ctx, world_of.along(), l.plan, l.parts, [&](stage_layers part, Stage* first) { return make(ctx, part, first); },
         l.how);
     const computed_seconds before = clock.now();
-    const step_plan step = dry_run_step(ctx, stages);  // of two steps, the second one's
+    const step_plan step = dry_run_step(ctx, stages);  // the second of two steps
     r.traffic = step.traffic;
     r.peak_bytes = step.peak_bytes;
     r.optimizer = std::max(0.0, (clock.now() - before).total() / 2 - r.passes.total());

@@ -1,5 +1,5 @@
-// The conformance suite for authors of communicators: every rank calls `testing::conformance(comm)`, and a difference
-// throws `plait::error`.
+// The conformance suite for authors of communicators. Every rank calls `testing::conformance(comm)`; a failure throws
+// `plait::error`.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@
 
 namespace plait::testing::conformance_parts {
 
-/// A device's memory, one for each rank's thread. Arrays of the suite lie in it under a `memory_scope`, otherwise in
-/// the host's memory.
+/// A device's memory, one object per rank's thread. Arrays of the suite are allocated there inside a `memory_scope`,
+/// otherwise in the host's memory.
 class test_memory {
  public:
   virtual ~test_memory() = default;
@@ -37,7 +37,7 @@ inline test_memory*& memory_of_thread() {
   return current;
 }
 
-/// Uses `memory` for the arrays of this thread while it lives.
+/// Allocates this thread's arrays from `memory` during its lifetime.
 class memory_scope {
  public:
   explicit memory_scope(test_memory& memory) : before_(std::exchange(memory_of_thread(), &memory)) {}
@@ -92,7 +92,7 @@ class array {
   T* data() { return memory_ != nullptr ? device_ : host_.data(); }
   const T* data() const { return memory_ != nullptr ? device_ : host_.data(); }
   std::size_t size() const { return host_.size(); }
-  /// Returns what is there now, by value.
+  /// Returns a copy of the current values.
   std::vector<T> values() const { return read(data(), size()); }
 
  private:
@@ -101,7 +101,7 @@ class array {
   T* device_ = nullptr;
 };
 
-// Checks of each collective and message alone; values are small integers, so that sums are exact.
+// Checks of single collectives and messages. Values are small integers, so sums are exact.
 
 template <class T>
 T make(int v) {
@@ -112,7 +112,7 @@ double value(T x) {
   return converted<double>(x);
 }
 
-/// In 0..7: element `i` of rank `rank`, for test number `salt`.
+/// Element `i` of rank `rank` for test number `salt`, from 0 to 7.
 inline int pattern(int rank, std::size_t i, unsigned salt) {
   std::uint64_t h = (static_cast<std::uint64_t>(rank) + 1) * 0x9e3779b97f4a7c15u ^ (i + 1) * 0xc2b2ae3d27d4eb4fu ^
                     salt * 0x165667b19e3779f9u;
@@ -152,7 +152,7 @@ inline void expect(bool ok, const char* what) {
   if (!ok) fail({"conformance: ", what});
 }
 
-/// "started" runs the asynchronous twin and waits.
+/// "started" runs the asynchronous version and waits.
 enum class how { direct, in_place, started, started_in_place };
 inline constexpr how all_ways[] = {how::direct, how::in_place, how::started, how::started_in_place};
 inline bool in_place(how h) { return h == how::in_place || h == how::started_in_place; }
@@ -204,8 +204,9 @@ void check_reduce_scatter(C& comm, std::size_t n, reduce_op op, how h, unsigned 
   }
 }
 
-/// A NaN on any rank is the maximum and the minimum, whichever rank has it; elements without one are as usual. Every
-/// third element has a NaN on one rank, every seventh on all; where one rank has it, others have an infinity at times.
+/// Checks that a NaN on any rank is the maximum and the minimum, and that elements without a NaN are as usual. Every
+/// third element has a NaN on one rank, every seventh on all. If one rank has a NaN, others have an infinity in some
+/// elements.
 template <class T, class C>
 void check_nan(C& comm, std::size_t n, reduce_op op, how h, unsigned salt, bool scatter) {
   const auto p = static_cast<std::size_t>(comm.size());
@@ -274,7 +275,7 @@ void check_all_to_all(C& comm, std::size_t n, how h, unsigned salt) {
   });
 }
 
-/// Rank a sends (a + 2 b + salt) % 5 * scale elements to rank b; gaps of one element between the blocks.
+/// Rank a sends (a + 2 b + salt) % 5 * scale elements to rank b. Gaps of one element separate the blocks.
 template <class T, class C>
 void check_all_to_all_v(C& comm, std::size_t scale, how h, unsigned salt) {
   const auto p = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
@@ -303,7 +304,7 @@ void check_all_to_all_v(C& comm, std::size_t scale, how h, unsigned salt) {
   }
 }
 
-/// Parts of unequal sizes: n, n + 1 and none in turn; gaps of one element between them.
+/// Parts of sizes n, n + 1, 0, and so on, separated by gaps of one element.
 struct unequal_parts {
   unequal_parts(std::size_t ranks, std::size_t n, unsigned salt) : counts(ranks), offsets(ranks) {
     for (std::size_t k = 0; k < ranks; ++k) {
@@ -315,7 +316,7 @@ struct unequal_parts {
   std::size_t size = 0;
 };
 
-/// Whether a backend has ragged all_gathers and reduce_scatters, of any size.
+/// Whether a backend supports all-gathers and reduce-scatters of unequal parts of any size.
 template <class C>
 constexpr bool has_unequal_parts = requires(const C& comm, std::size_t bytes) { comm.unequal_parts(bytes); };
 
@@ -423,7 +424,7 @@ void check_types(C& comm, const std::vector<std::size_t>& sizes = {0, 1, 3, 257,
   }
 }
 
-/// Sizes at which a backend may change its algorithm, not multiples of anything.
+/// Sizes at which a backend may change its algorithm, not multiples of any unit.
 template <class C>
 void check_large(C& comm) {
   for (const std::size_t n : {std::size_t{40001}, std::size_t{300007}}) {
@@ -441,7 +442,7 @@ void check_large(C& comm) {
     }
     check_ring<float>(comm, n, 13);
   }
-  // Bytes that encode their index, in pieces that are cut into whole units of work or have a byte more.
+  // Bytes that encode their index, in whole units of work or with one byte more.
   for (const std::size_t n : {std::size_t{1} << 16, (std::size_t{1} << 16) + 1}) {
     for (const how h : {how::direct, how::in_place, how::started}) {
       check_all_gather<std::uint8_t>(comm, n, h, 14);
@@ -457,17 +458,17 @@ void check_large(C& comm) {
 template <class C>
 void check_splits(C& comm) {
   const int r = comm.rank(), p = comm.size();
-  {  // all in one, reversed
+  {  // one group of all ranks, reversed
     C all = comm.split(0, -r);
     expect(static_cast<bool>(all) && all.size() == p && all.rank() == p - 1 - r, "split of one color, reversed");
     check_all_gather<float>(all, 3, how::direct, 1);
   }
-  {  // each alone
+  {  // one group per rank
     C alone = comm.split(r, 0);
     expect(alone.size() == 1 && alone.rank() == 0, "split into single ranks");
     check_type<float>(alone, 5, 2);
   }
-  {  // odd and even
+  {  // odd and even ranks
     C half = comm.split(r % 2, r, "half");
     expect(half.rank() == r / 2 && half.size() == (p + 1 - r % 2) / 2, "split into odd and even ranks");
     expect(std::string(half.label()) == "half", "label of a split");
@@ -477,7 +478,7 @@ void check_splits(C& comm) {
     check_all_reduce<double>(quarter, 17, reduce_op::sum, how::direct, 4);
     check_all_reduce<double>(half, 17, reduce_op::sum, how::direct, 5);
   }
-  {  // only the last rank has no part
+  {  // the last rank belongs to no group
     C rest = comm.split(r == p - 1 ? -1 : 7, 0);
     expect(static_cast<bool>(rest) == (r != p - 1), "a negative color gives an empty communicator");
     if (rest) check_all_reduce<float>(rest, 9, reduce_op::max, how::direct, 6);
@@ -488,7 +489,7 @@ void check_splits(C& comm) {
   }
 }
 
-/// A grid of two axes: requests of both directions and of the whole are in flight together.
+/// Checks a grid of two axes: requests of both axes and of the whole grid are in flight together.
 template <class C>
 void check_interleaved(C& comm) {
   const int columns = comm.size() % 2 == 0 ? 2 : 1;
@@ -501,7 +502,7 @@ void check_interleaved(C& comm) {
     request x = row.start_all_reduce(a.data(), a.data(), n, dtype::f32, reduce_op::sum);
     request y = column.start_all_gather(b.data(), gathered.data(), n, dtype::f32);
     request z = comm.start_all_reduce(c.data(), c.data(), n, dtype::f32, reduce_op::max);
-    if (round % 2 == 0) check_all_reduce<float>(row, 10, reduce_op::min, how::direct, round);  // overtakes the others
+    if (round % 2 == 0) check_all_reduce<float>(row, 10, reduce_op::min, how::direct, round);  // completes first
     request* order[] = {&x, &y, &z};
     std::rotate(order, order + round % 3, order + 3);
     if (round >= 3) std::swap(order[0], order[1]);
@@ -520,7 +521,7 @@ void check_interleaved(C& comm) {
   }
 }
 
-/// More requests in flight than any window is likely to hold; waited for backwards, or by the destructor.
+/// Starts more requests than any window is likely to hold, and waits for them in reverse or in the destructor.
 template <class C>
 void check_many_requests(C& comm) {
   constexpr std::size_t count = 70, n = 50;
@@ -538,7 +539,7 @@ void check_many_requests(C& comm) {
   }
 }
 
-/// Random operations on the whole group and on two kinds of subgroups, equal on every rank.
+/// Runs random operations on the whole group and on two kinds of subgroups; they are equal on every rank.
 template <class C>
 void check_random(C& comm, unsigned seed, int steps) {
   std::mt19937 random(seed);
@@ -578,7 +579,7 @@ void check_random(C& comm, unsigned seed, int steps) {
   }
 }
 
-/// Sums that round: equal on all ranks and in every repetition.
+/// Checks that sums with rounding are equal on all ranks and in every repetition.
 template <class C>
 void check_same_bits(C& comm) {
   const std::size_t n = 100'003;
@@ -614,7 +615,7 @@ void expect_refused(const F& call, const char* part) {
   fail({"conformance: not refused: ", part});
 }
 
-/// Arguments that are wrong on the face of it are refused before anything is sent, so the group stays usable.
+/// Checks that obviously wrong arguments are refused before anything is sent, so the group stays usable.
 template <class C>
 void check_arguments(C& comm) {
   array<float> x(64 * static_cast<std::size_t>(comm.size()));
@@ -663,7 +664,7 @@ void conformance(C& comm, unsigned seed = 1, int random_steps = 150) {
   for (unsigned s = 0; s < 2; ++s) check_random(comm, seed + s, random_steps);
 }
 
-/// Every operation and dtype once or twice, for places where each operation is slow.
+/// Runs every operation and dtype once or twice, for environments where each operation is slow.
 template <plait::communicator C>
 void short_conformance(C& comm, unsigned seed = 1, int random_steps = 10) {
   for (const how h : {how::direct, how::started_in_place}) {

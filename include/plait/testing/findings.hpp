@@ -1,4 +1,4 @@
-// The findings of parity checks: texts, so that they fit any test framework (`CHECK(findings.text() == "")`).
+// The findings of parity checks, as texts for any test framework (`CHECK(findings.text() == "")`).
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class findings {
  public:
   bool empty() const { return all_.empty(); }
   std::size_t size() const { return all_.size(); }
-  /// One line each; at most the first twenty.
+  /// Returns the findings, one per line, at most twenty.
   std::string text() const {
     std::string lines;
     for (std::size_t i = 0; i < all_.size() && i < 20; ++i) lines += all_[i] + "\n";
@@ -25,7 +25,7 @@ class findings {
     return lines;
   }
   void add(std::string what) { all_.push_back(std::move(what)); }
-  /// Takes over what another check has found, each with `where` in front.
+  /// Adds the findings of another check, each with the prefix `where`.
   void add(const findings& other, const std::string& where) {
     for (const std::string& what : other.all_) all_.push_back(cat({where, ": ", what}));
   }
@@ -37,8 +37,8 @@ class findings {
   std::vector<std::string> all_;
 };
 
-/// The largest difference of two arrays over the largest element of `b` (at least `floor`); infinite where the sizes
-/// differ or a number is not finite.
+/// Returns the largest difference of two arrays divided by the largest element of `b` (at least `floor`). It is
+/// infinite if the sizes differ or a number is not finite.
 inline double largest_difference(const std::vector<double>& a, const std::vector<double>& b, double floor = 1e-3) {
   if (a.size() != b.size()) return INFINITY;
   double difference = 0, size = floor;

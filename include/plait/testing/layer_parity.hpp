@@ -1,5 +1,5 @@
-// Whether a layer computes on every mesh what it computes on one rank, and on one rank what finite differences give.
-// Inputs, weights and output gradients depend on global indices only; the loss is <coefficients, output>.
+// Checks that a layer computes the same on every mesh as on one rank, and compares one rank with finite differences.
+// Inputs, weights and output gradients only depend on global indices; the loss is <coefficients, output>.
 #pragma once
 
 #include <algorithm>
@@ -30,10 +30,10 @@
 namespace plait::testing {
 
 #ifdef PLAIT_NO_CPU
-struct on_cpu;  // the cpu is no device here: name threads::on_one_gpu
+struct on_cpu;  // without a CPU device, name threads::on_one_gpu
 #else
-/// Starts the ranks of a parity test as threads on the cpu, the default; `threads::on_one_gpu` (comm/threads/cuda.hpp)
-/// as threads that share a GPU. Anything that calls body(communicator, device) on every rank will do.
+/// Starts the ranks of a parity test as threads on the CPU (the default). `threads::on_one_gpu` (comm/threads/cuda.hpp)
+/// starts threads that share a GPU. Other types work too if they call body(communicator, device) on every rank.
 struct on_cpu {
   cpu::options device{};
 
@@ -54,14 +54,14 @@ inline double random_at(std::uint64_t stream, std::int64_t i) {
   return static_cast<double>(x >> 11) / 9007199254740992.0 * 2 - 1;
 }
 
-/// `a` on one rank: every dim whole.
+/// The layout of `a` on one rank: every dim whole.
 inline layout whole_of(const layout& a) {
   layout whole;
   for (const dim_placement& p : a.dims) whole.dims.push_back({p.dim, {}});
   return whole;
 }
 
-/// A whole array of such numbers, row-major.
+/// Returns a whole row-major array of such numbers.
 inline std::vector<double> random_full(const layout& a, const dim_sizes& sizes, std::uint64_t stream) {
   std::int64_t n = 1;
   for (const dim_placement& p : a.dims) n *= sizes.of(p.dim);
@@ -70,7 +70,7 @@ inline std::vector<double> random_full(const layout& a, const dim_sizes& sizes, 
   return v;
 }
 
-/// A tensor whose whole value is `full`, laid out as `Spec` (a partial one has all of it on one rank). Collective.
+/// Makes a tensor with layout `Spec` and the whole value `full`; if partial, one rank holds all of it. Collective.
 template <class Spec, class T, class Device>
 tensor<T, Spec, Device> place_full(const context<Device>& ctx, const std::vector<T>& full) {
   const ready_plan moves(whole_of(layout_v<Spec>), layout_v<Spec>, ctx.ranks, ctx.sizes, "placing");
@@ -80,7 +80,7 @@ tensor<T, Spec, Device> place_full(const context<Device>& ctx, const std::vector
   moves.run(ctx.device, there.data(), out.data(), dtype_of<T>);
   return out;
 }
-/// The whole value; `local` is this rank's part. Collective.
+/// Returns the whole value; `local` is this rank's part. Collective.
 template <class T, class Device>
 std::vector<double> collect_full(const context<Device>& ctx, const layout& from, const T* local) {
   const ready_plan moves(from, whole_of(from), ctx.ranks, ctx.sizes, "collecting");
@@ -91,8 +91,9 @@ std::vector<double> collect_full(const context<Device>& ctx, const layout& from,
   return std::vector<double>(out.begin(), out.end());
 }
 
-/// Two ledgers agree in calls, payload and wire bytes. (The wire bytes of an all-to-all are a mean over ranks in one
-/// and a rank's own in the other. Of `ragged` ones only the calls agree, since their sizes depend on values.)
+/// Compares two ledgers in calls, payload and wire bytes. Wire bytes of all-to-alls are compared only with
+/// `wire_of_exchanges`, because one ledger may have a mean over ranks and the other a rank's own. If `ragged`, only the
+/// calls of all-to-alls are compared, because sizes depend on values.
 inline findings compare_ledgers(const ledger& measured, const ledger& predicted, bool wire_of_exchanges = false,
                                 bool ragged = false) {
   findings found;
@@ -118,37 +119,37 @@ struct device_of_context<context<Device>> {
   using type = Device;
 };
 }  // namespace detail
-/// The device of the context that a layer is to be made from.
+/// The device of the context with which a layer is made.
 template <class Context>
 using device_of = typename detail::device_of_context<std::remove_cvref_t<Context>>::type;
 
-/// Adds `by` to element `index` of the input (empty name) or of a parameter.
+/// Adds `by` to element `index` of the input (if `name` is empty) or of a parameter.
 struct bump {
   std::string name;
   std::int64_t index = -1;
   double by = 0;
 };
 
-/// How a layer is run.
+/// Options of one run of a layer.
 struct layer_run {
   bump change{};
   recompute policy = recompute::none;
   bool backward = true;
-  bool deferred = false;  ///< whether weight gradients are deferred until the input's gradient is there
+  bool deferred = false;  ///< whether weight gradients are deferred until the input's gradient exists
   bool reused = false;    ///< whether passes over other values have used this `saved` before
   deterministic_leaves order{};
 };
 
 struct layer_values {
-  double loss = 0;       ///< with `auxiliary`
-  double auxiliary = 0;  ///< what the layer adds to the loss by itself
+  double loss = 0;       ///< including `auxiliary`
+  double auxiliary = 0;  ///< the layer's auxiliary loss
   std::vector<double> y, dx;
   std::vector<std::pair<std::string, std::vector<double>>> gradients;
-  findings found;  ///< where what is kept or sent differs from the dry run
+  findings found;  ///< differences between kept or sent bytes and the dry run
   ledger sent;     ///< forward and backward
 };
 
-/// Weights around 0.2, by global index; then the bump.
+/// Fills parameters with weights around 0.2 by global index, then applies the bump.
 template <class Layer, class Device>
 void fill_parameters(const context<Device>& ctx, Layer& layer, const bump& change) {
   layer.visit([&](auto& p) {
@@ -166,8 +167,8 @@ void fill_parameters(const context<Device>& ctx, Layer& layer, const bump& chang
   });
 }
 
-/// Passes over other values that use `kept`: one without a way back, under another policy, and one with it. They leave
-/// no gradients.
+/// Runs passes over other values that use `kept`: one without a backward pass, one under another policy, and one with a
+/// backward pass. They leave no gradients.
 template <class Layer, class Device>
 void use_before(const microbatch<Device>& mb, Layer& layer, typename Layer::saved& kept) {
   using T = typename Layer::value_type;
@@ -185,7 +186,7 @@ void use_before(const microbatch<Device>& mb, Layer& layer, typename Layer::save
   layer.visit([&](auto& p) { p.discard_gradient(mb.ctx); });
 }
 
-/// Returns what all ranks have added to the loss. Collective.
+/// Returns the sum of auxiliary losses over all ranks. Collective.
 template <class Device>
 double collect_auxiliary(const context<Device>& ctx, const auxiliary_sum& sum) {
   layout terms;
@@ -193,7 +194,7 @@ double collect_auxiliary(const context<Device>& ctx, const auxiliary_sum& sum) {
   return sum.used ? collect_full(ctx, terms, sum.value)[0] : 0;
 }
 
-/// Returns the whole gradient of each parameter that is trained. Collective.
+/// Returns the whole gradient of each trained parameter. Collective.
 template <class Layer, class Device>
 std::vector<std::pair<std::string, std::vector<double>>> reduce_gradients(const context<Device>& ctx, Layer& layer) {
   std::vector<std::pair<std::string, std::vector<double>>> all;
@@ -206,8 +207,8 @@ std::vector<std::pair<std::string, std::vector<double>>> reduce_gradients(const 
   return all;
 }
 
-/// Moves what a forward pass has kept, `held` bytes, to the host's memory and back, as a step does that offloads
-/// activations. Finds what a `saved` with a `visit` does not give.
+/// Moves the `held` bytes that a forward pass has kept to the host's memory and back, as a step that offloads
+/// activations does. Finds memory that a `saved` with a `visit` does not visit.
 template <class Saved, class Device>
 findings offload_and_reload(Device& device, Saved& kept, std::int64_t held) {
   findings found;
@@ -225,9 +226,9 @@ findings offload_and_reload(Device& device, Saved& kept, std::int64_t held) {
   return found;
 }
 
-/// Runs one rank's share: forward, backward, and everything collected. `make(ctx)` makes the layer from a context of
-/// the device, and from one of the `counting_device`. What is kept and sent is compared with the prediction of the
-/// latter. What is kept is offloaded between the passes.
+/// Runs one rank's passes and collects all values. `make(ctx)` makes the layer from a context of the device, and from
+/// one of the `counting_device`. Kept and sent bytes are compared with the prediction of the latter. Kept values are
+/// offloaded between the passes.
 template <class Device, class Make>
 layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Make&& make, const layer_run& how = {}) {
   const context<Device> ctx{device, ranks, sizes, 99, how.order};
@@ -270,12 +271,12 @@ layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Mak
       return out;
     }
     ranks.ledger().clear();
-    if (!how.reused) out.found.add(offload_and_reload(device, kept, held), "offload");  // else held is not all
+    if (!how.reused) out.found.add(offload_and_reload(device, kept, held), "offload");  // else `held` is less
     const auto dx = layer.backward(mb, x, kept, dy);
     later.run();
     const layer_plan plan = dry_run(ranks.shape(), sizes, ranks.rank(), make, how.policy, how.order);
     constexpr bool ragged = requires { L::ragged; };                    // then the dry run counts a mean
-    out.found.require(how.reused || ragged || held == plan.kept_bytes,  // what was kept before is counted as well
+    out.found.require(how.reused || ragged || held == plan.kept_bytes,  // earlier values count too
                       cat({"a forward pass keeps ", held, " bytes, and the dry run said ", plan.kept_bytes}));
     out.found.add(compare_ledgers(forward, plan.forward, false, ragged), "forward");
     out.found.add(compare_ledgers(ranks.ledger(), plan.backward, false, ragged), "backward");
@@ -289,7 +290,7 @@ layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Mak
   return out;
 }
 
-/// All ranks of a mesh.
+/// Runs all ranks of a mesh.
 template <class Mesh, class Make, class Launch = on_cpu>
 std::vector<layer_values> run_on(const Mesh& mesh, const dim_sizes& sizes, Make&& make, const layer_run& how = {},
                                  const Launch& launch = {}) {
@@ -301,9 +302,8 @@ std::vector<layer_values> run_on(const Mesh& mesh, const dim_sizes& sizes, Make&
   return all;
 }
 
-/// Compares the backward pass of one rank with central differences of its forward pass, at about `samples` elements of
-/// each gradient, evenly spaced. Finds also weights that do not matter: a gradient that is zero everywhere shows
-/// nothing.
+/// Compares the backward pass on one rank with central differences of its forward pass, at about `samples` evenly
+/// spaced elements of each gradient. Also reports gradients that are zero everywhere, because they show nothing.
 template <class Mesh, class Make, class Launch = on_cpu>
 findings check_differences(const Mesh& one, const dim_sizes& sizes, const layer_values& at, Make&& make,
                            std::int64_t samples = 40, const Launch& launch = {}) {
@@ -331,7 +331,7 @@ findings check_differences(const Mesh& one, const dim_sizes& sizes, const layer_
   return found;
 }
 
-/// Compares the values of one rank of a mesh with the values of one rank alone.
+/// Compares the values of one rank of a mesh with those of a single rank.
 inline findings compare_layers(const layer_values& got, const layer_values& one, double tolerance) {
   findings found = got.found;
   const auto near = [&](const std::vector<double>& a, const std::vector<double>& b, const std::string& what) {
@@ -347,8 +347,7 @@ inline findings compare_layers(const layer_values& got, const layer_values& one,
   return found;
 }
 
-/// Compares every rank of `mesh` with the values of one rank, with each policy of recomputation and with deferred
-/// weight gradients.
+/// Compares every rank of `mesh` with a single rank, for each recompute policy and with deferred weight gradients.
 template <class Mesh, class Make, class Launch = on_cpu>
 findings check_mesh(const Mesh& mesh, const dim_sizes& sizes, const layer_values& one, Make&& make,
                     double tolerance = 1e-12, const Launch& launch = {}) {
@@ -366,7 +365,7 @@ findings check_mesh(const Mesh& mesh, const dim_sizes& sizes, const layer_values
   return found;
 }
 
-/// Checks a layer: finite differences on `one`, a mesh of one rank, then every mesh against it.
+/// Checks a layer: finite differences on `one`, a mesh of one rank, then every mesh in comparison to it.
 ///
 ///     const auto make = [](const auto& ctx) { return linear<double, up, device_of<decltype(ctx)>>(ctx, "up"); };
 ///     CHECK(check_layer(mesh{1, 1}, {mesh{2, 1}, mesh{2, 4}}, sizes, make).text() == "");

@@ -1,5 +1,5 @@
-// Whether a program computes on several ranks what it computes on one. Records of two runs are compared by global
-// index, whatever the layouts; the first step and the first array that differ are named.
+// Checks that a program computes the same on several ranks as on one. Records of two runs are compared by global index,
+// for any layouts; the result is the first step and array that differ.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 #include "plait/tensor/interop.hpp"
 #include "plait/testing/program_record.hpp"
 
-/// A program of any kind records what it computes, once on one rank and once on several:
+/// Any program can record its arrays, once on one rank and once on several:
 ///
 ///     pl::testing::program_record record(ctx, "runs/tp4");           // or a program_run, which is in memory
 ///     for (int i = 0; i < steps; ++i) {
@@ -36,34 +36,34 @@
 ///     }
 ///     record.finish();
 ///
-/// When all ranks of both runs have ended, one process compares the records. It finds nothing or the first difference:
+/// After all ranks of both runs have ended, one process compares the records. It returns the first difference, or none:
 ///
 ///     const pl::testing::program_run one("runs/one"), many("runs/tp4");
 ///     std::puts(pl::testing::compare_runs(one, many, {.relative = 1e-5}).text().c_str());
 namespace plait::testing {
 
-/// Numbers a and b of two runs are equal where |a - b| <= relative * m + absolute. m is the largest finite magnitude of
-/// the array in both runs. Integers are equal where they are the same. A NaN equals nothing, not even a NaN.
+/// Numbers a and b of two runs are equal if |a - b| <= relative * m + absolute. m is the largest finite magnitude of
+/// the array in both runs. Integers must be identical. A NaN differs from every number, including a NaN.
 struct parity_limits {
   double relative = 1e-5;
   double absolute = 0;
-  /// As `relative`, between ranks whose numbers a spec calls equal. With 0 they are the same.
+  /// Like `relative`, for ranks whose numbers must be equal by their spec. 0: identical.
   double replicas = 0;
 };
 
 /// The first difference of two runs.
 struct program_difference {
-  std::string what;        ///< empty: there is none
-  std::int64_t step = -1;  ///< -1: of the runs as wholes
-  std::string array{};     ///< empty: of the step as a whole
-  // Where elements differ:
+  std::string what;        ///< empty: no difference
+  std::int64_t step = -1;  ///< -1: the difference concerns the runs as a whole
+  std::string array{};     ///< empty: it concerns the step as a whole
+  // If elements differ:
   std::vector<std::int64_t> index{};  ///< in the whole array
   double one = 0, many = 0;           ///< the element in the first and in the second run
-  double ratio = 0;                   ///< of the second to the first run in all elements that differ; 0: none is common
+  double ratio = 0;                   ///< second over first run, if equal in all differing elements; 0: not equal
   std::string axes{};                 ///< the axes whose extents explain the ratio: "tp", "dp or tp", "dp*tp"
 
   bool empty() const { return what.empty(); }
-  /// Returns one line, or an empty text where the runs are equal.
+  /// Returns one line, or an empty text if the runs are equal.
   std::string text() const {
     std::string where = step < 0 ? "" : cat({"step ", step, array.empty() ? "" : ", ", array, ": "});
     return empty() ? "" : where + what;
@@ -83,7 +83,7 @@ inline std::string number_text(double x, int digits = 9) {
   std::snprintf(text, sizeof text, "%.*g", digits, x);
   return text;
 }
-/// "1 on rank 0 and 2 on rank 1", with as many digits as show a difference.
+/// Returns "1 on rank 0 and 2 on rank 1", with enough digits to show the difference.
 inline std::string two_numbers(double a, const std::string& of_a, double b, const std::string& of_b) {
   const int digits = number_text(a) == number_text(b) ? 17 : 9;
   return cat({number_text(a, digits), of_a, " and ", number_text(b, digits), of_b});
@@ -108,7 +108,7 @@ inline box box_of(const exported_layout& lies) {
   }
   return part;
 }
-/// Returns where element `i` of a part lies in the whole array.
+/// Returns the index in the whole array of element `i` of a part.
 inline std::vector<std::int64_t> global_index(const box& part, std::size_t i) {
   std::vector<std::int64_t> index(static_cast<std::size_t>(part.dims));
   auto rest = static_cast<std::int64_t>(i);
@@ -132,7 +132,7 @@ std::vector<Number> numbers_of(const recorded_array& a) {
   return out;
 }
 
-/// Which elements of two arrays differ.
+/// The elements in which two arrays differ.
 template <class Number>
 struct apart {
   std::vector<std::size_t> at;
@@ -151,7 +151,7 @@ struct apart {
   }
 };
 
-/// Returns in which way the ranks do not record one array, or an empty text.
+/// Returns how the ranks' records of one array disagree in shape or layout, or an empty text.
 inline std::string declared_apart(const array_parts& parts) {
   const auto declared = [](const recorded_array& a) {
     std::string text = cat({name_of(a.type), " ", a.lies.spec, " of ", shape_of(a.lies)});
@@ -175,7 +175,8 @@ inline std::string declared_apart(const array_parts& parts) {
               expected, " places of the mesh ", mesh_of(parts[0].array->lies)});
 }
 
-/// Says that `ranks` hold other numbers than the rank of `a`, as at element `i` of the part of `b`.
+/// Returns an error text: `ranks` have other numbers than the rank of `a`, for example at element `i` of the part of
+/// `b`.
 template <class Number>
 std::string replicas_apart(const array_part& a, const array_part& b, const std::vector<std::size_t>& ranks,
                            std::size_t i) {
@@ -192,14 +193,14 @@ std::string replicas_apart(const array_part& a, const array_part& b, const std::
               two_numbers(value(a), of_rank(a.rank), value(b), of_rank(b.rank))});
 }
 
-/// An array that is put together from the parts of ranks.
+/// A whole array, assembled from the parts of ranks.
 template <class Number>
 struct whole_array {
   std::vector<Number> values;
-  std::string fault{};  ///< in which way ranks differ whose parts should be equal, or empty
+  std::string fault{};  ///< how ranks differ whose parts should be equal, or empty
 };
 
-/// Adds up partial parts, and parts along the axes `summed`. Puts the others to their places, each place once.
+/// Sums partial parts, and parts along the axes `summed`. Copies other parts to their places, each once.
 template <class Number>
 whole_array<Number> assemble(const array_parts& parts, const std::set<std::string>& summed, double replicas) {
   const box all = plait::detail::whole_box(box_of(parts[0].array->lies));
@@ -227,7 +228,7 @@ whole_array<Number> assemble(const array_parts& parts, const std::set<std::strin
     const std::vector<Number> before = numbers_of<Number>(*place->second->array);
     const auto& differ = apart<Number>(before, own, replicas, 0).at;
     const auto found = std::find_if(differ.begin(), differ.end(), [&](std::size_t i) {
-      return before[i] == before[i] || own[i] == own[i];  // a NaN of both is found where runs are compared
+      return before[i] == before[i] || own[i] == own[i];  // a NaN in both is found by the comparison of runs
     });
     if (found == differ.end() || (first != nullptr && first != place->second)) continue;
     if (first == nullptr) first = place->second, other = &p, at = *found;
@@ -237,7 +238,7 @@ whole_array<Number> assemble(const array_parts& parts, const std::set<std::strin
   return out;
 }
 
-/// Calls f with each set of the numbers below n, as bits: small sets first, until one returns true.
+/// Calls f with each set of the numbers below n, as bits, small sets first, until f returns true.
 template <class F>
 void each_subset(std::size_t n, F&& f) {
   for (int size = 1; size <= static_cast<int>(n); ++size)
@@ -245,7 +246,7 @@ void each_subset(std::size_t n, F&& f) {
       if (std::popcount(set) == size && f(set)) return;
 }
 
-/// Says which sum of unlike replicas gives the other run's array, if one does.
+/// Returns a text with the sum over unequal replicas that gives the other run's array, if there is one.
 template <class Number>
 std::string missing_sum(const array_parts& parts, const std::vector<Number>& expected, const parity_limits& limits) {
   std::vector<std::string> axes;
@@ -267,7 +268,7 @@ std::string missing_sum(const array_parts& parts, const std::vector<Number>& exp
   return text;
 }
 
-/// Axes whose extents may be a wrong factor, each with that factor.
+/// The axes whose extents may be a wrong factor, each with that factor.
 inline std::vector<std::pair<std::string, double>> factors_of(const exported_layout& one, const exported_layout& many) {
   std::map<std::string, std::pair<double, double>> extents;
   for (const exported_layout::axis& a : one.mesh) extents[a.name] = {a.extent, 1};
@@ -283,7 +284,7 @@ inline std::vector<std::pair<std::string, double>> factors_of(const exported_lay
   return factors;
 }
 
-/// Finds the ratio that all elements have which differ, and the axes that explain it.
+/// Finds the common ratio of all differing elements, and the axes that explain it.
 template <class Number>
 void find_ratio(const std::vector<Number>& one, const std::vector<Number>& many, const apart<Number>& found,
                 const std::vector<std::pair<std::string, double>>& factors, program_difference& d) {
@@ -312,10 +313,10 @@ void find_ratio(const std::vector<Number>& one, const std::vector<Number>& many,
   };
   const std::size_t largest = *std::max_element(found.at.begin(), found.at.end(), smaller);
   const double ratio = static_cast<double>(many[largest]) / static_cast<double>(one[largest]);
-  if (std::abs(ratio - 1) > 0.01 && holds(ratio)) d.ratio = ratio;  // close to 1, noise looks like a ratio
+  if (std::abs(ratio - 1) > 0.01 && holds(ratio)) d.ratio = ratio;  // close to 1, noise resembles a ratio
 }
 
-/// Compares the arrays of two runs that are alike in shape and kind.
+/// Compares the arrays of two runs that have equal shapes and kinds.
 template <class Number>
 program_difference array_difference(const array_parts& one, const array_parts& many, const parity_limits& limits) {
   program_difference d;
@@ -364,7 +365,7 @@ inline program_difference compare_array(const array_parts& one, const array_part
                              : array_difference<std::int64_t>(one, many, limits);
 }
 
-/// Returns the names of a step's arrays in both runs, in the order of their calls, those of the first run first.
+/// Returns the names of a step's arrays in both runs, in the order of their recording, those of the first run first.
 inline std::vector<std::string> names_in(const program_run& one, const program_run& many, std::size_t step) {
   std::vector<std::string> names;
   std::set<std::string> known;
@@ -375,7 +376,8 @@ inline std::vector<std::string> names_in(const program_run& one, const program_r
   return names;
 }
 
-/// Compares the i-th step of each rank of both runs by its number. Returns the number in `step`, -1 at the end.
+/// Compares the numbers of the i-th step of each rank in both runs. The result's `step` is this number, or -1 at the
+/// end.
 inline program_difference next_step(const program_run& one, const program_run& many, std::size_t i) {
   program_difference d;
   std::string first;
@@ -401,10 +403,10 @@ inline std::string missing_ranks(const program_run& run, const char* name) {
 
 }  // namespace detail
 
-/// Compares two runs, most often one rank and several. Returns the first step and array that differ, in the order in
-/// which the first run recorded them. The runs may differ in ranks, meshes and specs, and in float, double and bf16.
-/// These are differences too: an array or a step in one run alone, steps in another order, and other shapes. So are
-/// parts that a spec calls equal and that ranks hold unequal, and every NaN.
+/// Compares two runs, usually one rank and several. Returns the first step and array that differ, in the first run's
+/// order of recording. The runs may differ in ranks, meshes and specs, and may use float, double or bf16. Further
+/// differences are: an array or a step that only one run has, another order of steps, other shapes, and every NaN.
+/// Parts that differ although their spec makes them equal are also a difference.
 inline program_difference compare_runs(const program_run& one, const program_run& many,
                                        const parity_limits& limits = {}) {
   for (const auto& [run, name] : {std::pair{&one, "first"}, std::pair{&many, "second"}})

@@ -1,5 +1,5 @@
-// Records of what a program computes: each rank's parts of named arrays, with their specs, in memory or in files. Two
-// runs are compared by testing/program_parity.hpp.
+// Records of a program's arrays: each rank's parts with their names and specs, in memory or in files.
+// testing/program_parity.hpp compares two runs.
 #pragma once
 
 #include <cstddef>
@@ -39,13 +39,13 @@ struct recorded_array {
   std::string name;
   safetensors_dtype type = safetensors_dtype::f32;
   exported_layout lies{};
-  std::shared_ptr<const void> owner{};  ///< of the bytes: memory, or a file that is mapped
+  std::shared_ptr<const void> owner{};  ///< keeps the bytes alive: memory or a mapped file
   std::span<const std::byte> bytes{};
 };
 
 struct recorded_step {
   std::int64_t number = 0;
-  std::vector<recorded_array> arrays;  ///< in the order of their calls
+  std::vector<recorded_array> arrays;  ///< in the order of their recording
 
   const recorded_array* find(const std::string& name) const {
     for (const recorded_array& a : arrays)
@@ -61,15 +61,15 @@ struct rank_record {
   std::vector<recorded_step> steps;
 };
 
-/// The records of all ranks of one run. Threads may open theirs at a time.
+/// The records of all ranks of one run. Threads may open records concurrently.
 class program_run {
  public:
   program_run() = default;
-  /// Reads the files that the ranks of a run have written to `directory`. Throws `error` naming the file that is
-  /// damaged, or the directory without a record.
+  /// Reads the files that the ranks of a run have written to `directory`. Throws `error` with the name of a damaged
+  /// file, or of a directory without a record.
   explicit program_run(const std::string& directory);
 
-  /// Begins the record of a rank, which is valid as long as the run. Throws where the run has one.
+  /// Begins the record of a rank; the reference is valid as long as this object. Throws if the run already has one.
   rank_record& open(int rank, int ranks) {
     const std::lock_guard lock(mutex_);
     const auto [place, is_new] = by_rank_.try_emplace(rank, rank_record{rank, ranks, false, {}});
@@ -167,19 +167,19 @@ inline program_run::program_run(const std::string& directory) {
   }
 }
 
-/// Records the arrays of one rank of a run. It waits for the device's main stream, and sends nothing. On a device that
-/// only counts it records nothing.
+/// Records the arrays of one rank of a run. It waits for the device's main stream, and does not communicate. On a
+/// counting device it records nothing.
 template <compute_device Device>
 class program_record {
  public:
   /// Records to memory. `into` must outlive this.
   program_record(const context<Device>& ctx, program_run& into)
       : program_record(ctx.device, ctx.ranks.shape(), ctx.ranks.rank(), rank_of(ctx), &into, {}) {}
-  /// Records to files of `directory`, which is made where it is missing: one for each rank and step. Throws where it
+  /// Records to files in `directory`, one for each step and rank; creates the directory if needed. Throws if it already
   /// has a record of this rank.
   program_record(const context<Device>& ctx, std::string directory)
       : program_record(ctx.device, ctx.ranks.shape(), ctx.ranks.rank(), rank_of(ctx), nullptr, std::move(directory)) {}
-  /// Does so for a program without a context; all of its ranks are those of the mesh.
+  /// Records for a program without a context; the ranks of the mesh are all its ranks.
   program_record(Device& device, const rank_place& here, program_run& into)
       : program_record(device, here.mesh, here.rank, rank_of(here), &into, {}) {}
   program_record(Device& device, const rank_place& here, std::string directory)
@@ -187,7 +187,7 @@ class program_record {
   program_record(const program_record&) = delete;
   program_record& operator=(const program_record&) = delete;
 
-  /// Begins a step, to which the arrays that follow belong.
+  /// Begins a step. Arrays that are added later belong to it.
   void step(std::int64_t number) {
     if (log_.finished) fail({"program_record: step ", number, " comes after finish()"});
     if (number < 0) fail({"program_record: step is ", number, "; legal is 0 or more"});
@@ -196,8 +196,8 @@ class program_record {
     write(false);
     log_.steps.push_back({number, {}});
   }
-  /// Records this rank's part of an array. Each name stands once in a step, so the arrays of microbatches have names of
-  /// their own.
+  /// Records this rank's part of an array. Names must be unique in a step, so arrays of microbatches need different
+  /// names.
   template <class T, spec_like Spec>
   void add(const std::string& name, const tensor<T, Spec, Device>& x) {
     add(name, layout_v<Spec>, x.part(), x.data());
@@ -206,7 +206,8 @@ class program_record {
   void add(const std::string& name, const part<T, Spec>& x) {
     add(name, layout_v<Spec>, x.where(), x.unchecked());
   }
-  /// Does so for a layout that is known at run time, such as a parameter's `stored()`. `data` is on the device.
+  /// Records an array with a layout that is known at run time, such as a parameter's `stored()`. `data` is on the
+  /// device.
   template <class T>
   void add(const std::string& name, const layout& how, const box& where, const T* data) {
     plait::detail::require_array("program_record", cat({"'", name, "'"}).c_str(), data, where.local_size());
@@ -214,14 +215,14 @@ class program_record {
     if (std::byte* const to = put(name, dtype_of<T>, how, where, size * sizeof(T)); to != nullptr && size > 0)
       device_.download(to, data, size * sizeof(T), device_.main_stream());
   }
-  /// Records a number on the host. `Spec` says whether ranks hold terms of a sum or equal numbers.
+  /// Records a number on the host. By `Spec` ranks hold terms of a sum or equal numbers.
   template <spec_like Spec, class T>
   void add_scalar(const std::string& name, T value) {
     static_assert(layout_v<Spec>.dims.empty(), "a scalar has a spec without dims: spec<partial<dp>>");
     if (std::byte* const to = put(name, dtype_of<T>, layout_v<Spec>, {}, sizeof value); to != nullptr)
       std::memcpy(to, &value, sizeof value);
   }
-  /// Ends the record; files are complete then. A comparison finds a record of files that was not finished.
+  /// Ends the record and completes its files. A comparison reports unfinished records in files.
   void finish() {
     if (log_.finished) return;
     require_step();
@@ -230,7 +231,7 @@ class program_record {
   }
 
  private:
-  static rank_record rank_of(const context<Device>& ctx) {  // of all stages of a pipeline
+  static rank_record rank_of(const context<Device>& ctx) {  // includes all pipeline stages
     return {ctx.ranks.everyone().rank(), ctx.ranks.everyone().size(), false, {}};
   }
   static rank_record rank_of(const rank_place& here) {
@@ -255,7 +256,7 @@ class program_record {
   void require_step() const {
     if (log_.steps.empty()) fail("program_record: call step(number) first; arrays belong to a step");
   }
-  /// Returns the memory for an array's bytes; null on a device that only counts.
+  /// Returns memory for an array's bytes; null on a counting device.
   std::byte* put(const std::string& name, dtype type, const layout& how, const box& where, std::size_t bytes) {
     if constexpr (only_counts<Device>) return nullptr;
     require_step();
@@ -278,9 +279,9 @@ class program_record {
 
   Device& device_;
   mesh_shape mesh_;
-  std::int64_t place_;  ///< of this rank on the mesh
+  std::int64_t place_;  ///< this rank's number on the mesh
   std::string directory_;
-  std::unique_ptr<rank_record> own_;  ///< of a record to files
+  std::unique_ptr<rank_record> own_;  ///< if the record goes to files
   rank_record& log_;
 };
 
