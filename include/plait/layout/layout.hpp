@@ -28,7 +28,7 @@ constexpr state dual(state s) {
   return s == state::replicated ? state::partial : s == state::partial ? state::replicated : s;
 }
 
-/// A dim and the axes it is sharded over, the first one major. No axes: the dim is whole.
+/// A dim and the axes that shard it, the first one major. Without axes the dim is whole.
 struct dim_placement {
   dim_id dim;
   axis_list axes;
@@ -41,7 +41,7 @@ using dim_list = static_vector<dim_id, max_dims>;
 /// An axis in none of the four lists is invariant but unmentioned, and a layer's boundary refuses it.
 struct layout {
   static_vector<dim_placement, max_dims> dims;
-  axis_list replicated;  // these three are sorted by name, so that equal layouts compare equal
+  axis_list replicated;  // these three are sorted by name, so equal layouts compare equal
   axis_list partial;
   axis_list invariant;
 
@@ -51,7 +51,7 @@ struct layout {
     return -1;
   }
   constexpr bool has(dim_id dim) const { return find(dim) >= 0; }
-  /// The axes `dim` is sharded over; none if it is whole or absent.
+  /// The axes that shard `dim`; none if it is whole or absent.
   constexpr axis_list axes_of(dim_id dim) const {
     const int i = find(dim);
     return i < 0 ? axis_list{} : dims[static_cast<std::size_t>(i)].axes;
@@ -155,7 +155,7 @@ struct dim_sizes {
     const int i = dims.find(dim);
     return i < 0 ? 1 : blocks[static_cast<std::size_t>(i)];
   }
-  /// Where the part `i` of `parts` of `dim` begins.
+  /// Where part `i` of `parts` of `dim` begins.
   constexpr std::int64_t begin_of(dim_id dim, std::int64_t parts, std::int64_t i) const {
     const std::int64_t block = block_of(dim);
     return part_begin(of(dim) / block, parts, i) * block;

@@ -13,7 +13,7 @@ namespace plait {
 /// The most axes of one mesh, and the most axes that may shard one dim.
 inline constexpr std::size_t max_axes = 6;
 
-/// Axes in order, the first one major: neighbours along the last axis are neighbours in the list of ranks.
+/// Axes in order, the first one major: neighbours along the last axis have adjacent rank numbers.
 using axis_list = static_vector<axis_id, max_axes>;
 
 /// An extent that is known only at run time.

@@ -21,7 +21,7 @@
 
 namespace plait {
 
-/// A table of global sizes, as a context or a rank_place holds it: `sizes_of<batch, seq, hidden>(8, 1024, 512)`.
+/// Returns a table of global sizes, for a context or a rank_place: `sizes_of<batch, seq, hidden>(8, 1024, 512)`.
 template <dim_like... Dims, class... Sizes>
   requires(sizeof...(Dims) == sizeof...(Sizes) && (std::is_convertible_v<Sizes, std::int64_t> && ...))
 constexpr dim_sizes sizes_of(Sizes... sizes) {
@@ -161,7 +161,7 @@ class part {
   constexpr std::int64_t size() const { return size_; }
   /// Where this part lies in the global tensor.
   constexpr const box& where() const { return where_; }
-  /// Local elements along the dim. Throws where the spec has no such dim.
+  /// Local elements along the dim. Throws if the spec lacks the dim.
   std::int64_t extent(dim_id dim) const {
     const int at = layout_v<Spec>.find(dim);
     if (at < 0) fail({"part ", describe(layout_v<Spec>), " has no dim ", dim.text()});

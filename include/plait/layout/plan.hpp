@@ -43,7 +43,7 @@ struct plan {
   plait::verdict verdict;
 
   constexpr const layout& before(std::size_t i) const { return i == 0 ? from : steps[i - 1].after; }
-  /// The axes that some step communicates over.
+  /// The axes over which some step communicates.
   constexpr axis_list communicating_axes() const {
     axis_list axes;
     for (const redistribution_step& s : steps)

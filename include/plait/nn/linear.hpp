@@ -121,7 +121,7 @@ struct linear_options {
 ///     static constexpr bool bias = true;
 ///     using stored = spec<...>;          // the weight's layout between steps, if not `weight`; also a bias's
 ///     using overlap = pl::overlap<4>;    // nn/linear/policy.hpp: collectives in 4 chunks, which overlap the products
-///     using mesh = ...;                  // whose axes input and output then must all mention, checked at compile time
+///     using mesh = ...;                  // the mesh whose axes input and output must all mention, checked at compile time
 ///
 /// The weight's dims are the output's own, then the contracted ones, or the reverse (GPT-2 stores [in, out]). plait
 /// derives everything else from the three specs, for column-parallel and row-parallel linears, with or without sequence

@@ -80,8 +80,8 @@ class loss_seed {
 /// host does not wait for them.
 ///
 ///     mean.count(ctx, own_counted_tokens);     // of all microbatches of the step, on this rank
-///     mean.begin(ctx);                         // collective; then seed() is there; or
-///     mean.begin_late(ctx);                    // and the first of seed(ctx) and finish(ctx) is collective
+///     mean.begin(ctx);                         // collective; seed() is then valid; or
+///     mean.begin_late(ctx);                    // then the first of seed(ctx) and finish(ctx) is collective
 ///     mean.add(ctx, loss_of_a_microbatch);     // any number of times
 ///     mean.finish(ctx);                        // collective; then loss_sum() and tokens() are complete
 ///

@@ -309,7 +309,7 @@ struct moe_options {
 ///
 ///     struct experts_over_ep {
 ///       using input = spec<shard<batch, dp, ep>, shard<seq, tp>, hidden>;
-///       using weight = spec<shard<experts, ep>, shard<ffn, tp>, hidden>;    // of gate and up; down has it transposed
+///       using weight = spec<shard<experts, ep>, shard<ffn, tp>, hidden>;    // of gate and up; transposed for down
 ///       using output = input;
 ///     };
 ///

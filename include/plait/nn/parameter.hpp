@@ -403,7 +403,7 @@ class parameter {
   bool current_ = false;          ///< whether layers may read the used values
   bool rounded_current_ = false;  ///< whether the used values are the stored ones, rounded
   bool changed_ = true;           ///< whether values have changed from outside since they were last rounded or gathered
-  bool given_ = false;            ///< whether the stored values were set
+  bool given_ = false;            ///< whether stored values have been set
   bool counts_ = true, frozen_ = false, ordered_ = false;
   bool stored_apart_ = false;  ///< whether the placement in storage differs from that in use
   bool added_ = false;         ///< whether a pass has added to the gradient since its sum began

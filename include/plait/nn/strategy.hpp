@@ -244,8 +244,8 @@ inline constexpr bool refused_before<Where> = detail::refused_with_strategy<Wher
 ///       using key_heads = shard<kv_heads, tp>;                       // over leading axes of heads
 ///       using feed_forward = shard<ffn, tp>;
 ///       using vocabulary = shard<vocab, tp>;
-///       using attention = ring<cp>;   // over the axes that lead the sequence's; optional: whole_sequence
-///       template <class Weight> using stored = Weight;        // how parameters lie between steps; optional
+///       using attention = ring<cp>;   // over the sequence's leading axes; default: whole_sequence
+///       template <class Weight> using stored = Weight;        // the specs of parameters between steps; optional
 ///       using overlap = pl::overlap<4>;      // collectives of linears in chunks that overlap their products; optional
 ///     };
 ///

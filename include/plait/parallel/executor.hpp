@@ -89,18 +89,18 @@ class step_watch {
 /// The stages that an executor runs on this rank, by chunk. Activations and their gradients are tensors, whose shapes
 /// may differ between stages. The first stage's input and the last stage's output are empty.
 ///
-///     activation input(ctx, chunk)                               memory for what arrives from the stage before
-///     gradient   output_gradient(ctx, chunk)                     memory for what arrives from the next stage
-///     activation forward(ctx, chunk, microbatch, activation, saved*)         null: there will be no backward pass
+///     activation input(ctx, chunk)                      allocates the message from the previous stage
+///     gradient   output_gradient(ctx, chunk)            allocates the message from the next stage
+///     activation forward(ctx, chunk, microbatch, activation, saved*)      null: no backward pass follows
 ///     gradient   backward(ctx, chunk, microbatch, saved&, gradient, weight_work*)      null: weight gradients at once
 ///
 /// Steps with more than computation and messages also require
 ///
-///     void       perform(ctx, step_entry)              a gather, release, reduction, norm or update where it stands
-///     void       enter(ctx, unit, action_kind)         a pass begins to use the parameters of a unit
-///     void       watch(unit_watcher*)                  whom passes of stages with several units tell when they begin to
-///                                                      use one, by its number in the stage; null: none
-///     void       visit_kept(chunk, unit, saved&, f)    f(memory) for all that a unit of a stage keeps: see `model`
+///     void       perform(ctx, step_entry)              runs a gather, release, reduction, norm or update
+///     void       enter(ctx, unit, action_kind)         begins the use of a unit's parameters by a pass
+///     void       watch(unit_watcher*)                  sets the observer to which passes of stages with several units
+///                                                      announce each unit, by its number in the stage; null: none
+///     void       visit_kept(chunk, unit, saved&, f)    calls f(memory) for each value that a unit keeps: see `model`
 template <class S, class Device>
 concept pipeline_stages =
     requires(S& s, const context<Device>& ctx, int chunk, int microbatch, typename S::activation x,

@@ -14,18 +14,18 @@ namespace plait {
 /// A model that a pipeline runs: one stage from token ids to a summed loss, or the whole model with one stage.
 /// `language_model` models this concept. A program's own model has
 ///
-///     types       precision_type; device; tokens (a tensor of ids, and of labels); activation (what goes from stage to
-///                 stage) and gradient (its gradient, going back); logits; saved (what a forward pass keeps);
-///                 mean (the `token_mean` of its loss)
+///     types       precision_type; device; tokens (a tensor of ids, and of labels); activation (the message between
+///                 stages) and gradient (the gradient of an activation); logits; saved (the values that a forward
+///                 pass keeps); mean (the `token_mean` of its loss)
 ///     part()      the layers that this stage has
 ///     forward_layers(mb, ids, x, saved*) -> activation      x is empty in the first stage, which takes the ids
-///     backward_layers(mb, ids, saved&, dy) -> gradient      empty in the first stage
-///     forward_loss(mb, x, labels, saved*) -> summed loss    of the last stage, like the next two
+///     backward_layers(mb, ids, saved&, dy) -> gradient      empty result in the first stage
+///     forward_loss(mb, x, labels, saved*) -> summed loss    in the last stage, like the next two
 ///     backward_loss(mb, labels, saved&, seed) -> gradient
 ///     forward_scores(mb, x) -> logits
-///     visit(f)    f(parameter) for each, each once
+///     visit(f)    calls f(parameter) once for each parameter
 ///     ignore_index(), documents(), dropout()
-///     order()     the `sequence_order` of its tokens; not needed where they are never in zigzag order
+///     order()     the `sequence_order` of its tokens; not needed if they are never in zigzag order
 ///
 /// A model that computes its loss in chunks of tokens has `loss_in_backward()`. If this returns true, a training step
 /// calls `keep_for_loss(mb, x, saved&)` instead of forward_loss. It then passes a pointer to the loss to backward_loss.

@@ -195,7 +195,7 @@ inline hardware gb200() {
   h.product_share = {0.70, 0.48, 0.53};
   h.attention_share = 0.47;
   h.memory = 189471 * mebi;
-  h.host_bandwidth = 148e9;  // a guess: two GPUs share the NVLink-C2C of a Grace CPU, GH200's
+  h.host_bandwidth = 148e9;  // a guess: two GPUs share the NVLink-C2C of a Grace CPU, which is that of GH200
   h.host_memory = 240e9;
   h.levels[0].ranks = 72;
   return h;

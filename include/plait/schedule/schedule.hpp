@@ -159,7 +159,7 @@ struct schedule_name {
 ///
 ///     schedule s = parse_schedule("interleaved:2", ranks, microbatches);  // or interleaved<2>::make(...), or your own
 ///     require_verified(s);                                                // complete, ordered, free of deadlock
-///     auto programs = rank_program(s, costs);                 // what each rank computes, sends and receives
+///     auto programs = rank_program(s, costs);                 // each rank's computations, sends and receives
 ///     for (const step_entry& step : programs[my_rank]) ...  // an executor
 ///
 /// It can be used in constant expressions, but must not outlive them.

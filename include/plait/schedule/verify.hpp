@@ -24,7 +24,7 @@ namespace plait {
 /// The outcome of a check with its facts: the first wrong action or message, and its place.
 struct schedule_verdict {
   schedule_error code = schedule_error::ok;
-  int rank = -1;            ///< -1: no particular one
+  int rank = -1;            ///< -1: none in particular
   int position = -1;        ///< in the rank's order (actions) or program (steps), from 0; -1: none
   step_entry step{};        ///< the entry at this place, or the missing entry
   int other_rank = -1;      ///< the rank for which it waits

@@ -351,8 +351,8 @@ class linear_core : detail::linear_collectives {
   }
 
   detail::layer_names names_;
-  bool tied_ = false;                                      ///< whether the weight is another layer's
-  bool inputs_first_ = false;                              ///< whether the weight lies as [in, out]
+  bool tied_ = false;                                      ///< whether the weight belongs to another layer
+  bool inputs_first_ = false;                              ///< whether the weight is stored as [in, out]
   std::vector<parameter_ptr<Precision, Device>> weights_;  ///< of all branches, contiguous in memory
   detail::linear_biases<Precision, Device> biases_;
   detail::lora_adapters<Precision, Device> adapters_;

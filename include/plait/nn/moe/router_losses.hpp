@@ -28,9 +28,9 @@ enum class balance_over : std::uint8_t { sequence, microbatch };
 /// fraction of the n k choices. P_e is the mean of its probability over the tokens; sigmoids are first divided by their
 /// sum. The value is `weight` if all experts are chosen equally often. The set is
 ///
-///     sequence    each sequence by itself, and the mean of all (DeepSeek-V3, 2412.19437, equations 17 to 20).
-///     microbatch  the tokens of a microbatch over the whole mesh, and the mean of all microbatches (Fedus et al. 2021;
-///                 Megatron-LM's `aux_loss`, but over all data ranks).
+///     sequence    each sequence; the value is the mean over all (DeepSeek-V3, 2412.19437, equations 17 to 20).
+///     microbatch  the tokens of a microbatch over the whole mesh; the value is the mean over all microbatches
+///                 (Fedus et al. 2021; Megatron-LM's `aux_loss`, but over all data ranks).
 ///
 /// With `sequence`, neither the mesh nor the number of microbatches changes the loss. With `microbatch`, the number of
 /// microbatches changes it by definition, and the mesh does not.

@@ -30,7 +30,7 @@ inline constexpr own_memory_t own_memory{};
 template <class T>
 class memory_at {
  public:
-  constexpr memory_at() noexcept {}  // g++ 12 breaks on a defaulted one where a member's own initialiser names memory
+  constexpr memory_at() noexcept {}  // g++ 12 fails if it is defaulted and a member's initialiser names memory
   constexpr memory_at(own_memory_t) : said_(true) {}                           // NOLINT: as members of parameter_memory
   constexpr memory_at(T* pointer) : at_(pointer), said_(true), here_(true) {}  // NOLINT
   constexpr memory_at(std::nullptr_t) : said_(true), here_(true) {}            // NOLINT

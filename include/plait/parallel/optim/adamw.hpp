@@ -294,7 +294,7 @@ class adamw {
   optimizer_state<Device> moments_{"adamw"};
   buffer<Device> scalars_;
   std::map<std::int64_t, buffer<Device>> late_;  ///< like `scalars_`, by the number of missed steps
-  std::int64_t step_ = 0;                        ///< for the corrections of bias
+  std::int64_t step_ = 0;                        ///< number of the step, for the bias corrections
   int begun_ = 0;                                ///< calls of begin_step since the last update
   double learning_rate_ = 0, gradient_scale_ = 1;
 };
