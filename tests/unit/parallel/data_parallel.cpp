@@ -90,7 +90,7 @@ bool near(double a, double b, double tolerance) { return std::abs(a - b) <= tole
 
 }  // namespace
 
-TEST_CASE("a step sends what the formula says, however many microbatches it has") {
+TEST_CASE("a step sends the bytes of the formula, for any number of microbatches") {
   scenario s = deep();
   for (const int ranks : {2, 4})
     for (const std::int64_t microbatches : {1, 2, 4})
@@ -127,7 +127,7 @@ TEST_CASE("a step sends what the formula says, however many microbatches it has"
       }
 }
 
-TEST_CASE("a rank holds what the formula and the dry run say") {
+TEST_CASE("a rank holds the bytes of the formula and of the dry run") {
   scenario s = deep();
   s.config.hidden = 96, s.config.ffn = 256;
   for (const int ranks : {2, 4})
@@ -172,7 +172,7 @@ class with_spare : public small_llama {
 
 }  // namespace
 
-TEST_CASE("a parameter that no pass uses is refused by name at the first step, and a frozen one is not") {
+TEST_CASE("a parameter that no pass uses is refused by name at the first step, but a frozen one is not") {
   const scenario s = deep();
   const auto said = [&](zero_level level, int ranks, bool frozen) {
     const megatron_sp::mesh on{ranks, 1, 1, 1};
@@ -204,7 +204,7 @@ TEST_CASE("a parameter that no pass uses is refused by name at the first step, a
     }
 }
 
-TEST_CASE("with bucket_cut::whole every rank owns about as much of the optimizer's work") {
+TEST_CASE("with bucket_cut::whole every rank has about the same share of the optimizer's work") {
   const scenario s = deep();
   for (const int ranks : {2, 4}) {
     std::vector<double> loads(static_cast<std::size_t>(ranks), 0.0);
@@ -226,7 +226,7 @@ TEST_CASE("with bucket_cut::whole every rank owns about as much of the optimizer
   }
 }
 
-TEST_CASE("what does not fit a policy is refused by name") {
+TEST_CASE("options and models that do not fit a policy are refused by name") {
   const auto said = [](auto&& body) {
     const scenario s = deep();
     const megatron_sp::mesh on{2, 1, 1, 1};

@@ -34,7 +34,7 @@ testing::link_time random_delays(unsigned seed, int rank) {
 
 }  // namespace
 
-TEST_CASE("no delay of any operation changes a bit") {
+TEST_CASE("delays of operations change no bit") {
   scenario s = deep();
   s.config.layers = 3;
   s.microbatches = 2;
@@ -114,7 +114,7 @@ std::pair<std::uint64_t, double> train_with_delays(const scenario& s, const sche
 
 }  // namespace
 
-TEST_CASE("nor in a pipeline, with a hybrid and gathers two uses ahead") {
+TEST_CASE("delays change no bit in a pipeline with a hybrid and gathers two uses early") {
   scenario s = deep();
   s.config.layers = 5;
   s.microbatches = 4, s.steps = 3;
@@ -133,7 +133,7 @@ TEST_CASE("nor in a pipeline, with a hybrid and gathers two uses ahead") {
     }
 }
 
-TEST_CASE("what ranks ask each other around the norm comes before the gathers of a step") {
+TEST_CASE("values that ranks exchange around the norm travel before the gathers of a step") {
   const scenario s = deep();
   for (const zero_level level : {zero_level::replicated, zero_level::optimizer, zero_level::gradients}) {
     pipeline_options how;

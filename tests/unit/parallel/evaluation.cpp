@@ -89,7 +89,7 @@ TEST_CASE("a model is evaluated and scored without dropout, and trained with it"
   CHECK(std::abs(trained[1][0] - losses[1][0]) > 1e-3);
 }
 
-TEST_CASE("a loss in chunks of tokens is evaluated, scored and trained by hand as one of all tokens") {
+TEST_CASE("a loss in chunks of tokens is evaluated, scored and trained like one of all tokens") {
   const scenario s = of_one_step();
   for (const std::int64_t chunks : {4, 3, 5, 8})  // 3 and 5 do not divide a rank's 8 positions
     on_ranks(2, s, {}, [&](auto& ctx, small& whole) {
@@ -131,7 +131,7 @@ TEST_CASE("a loss in chunks of tokens is evaluated, scored and trained by hand a
     });
 }
 
-TEST_CASE("values that are changed while a gather is under way are gathered before they are used") {
+TEST_CASE("values that change while a gather is in flight are gathered before they are used") {
   const scenario s = of_one_step();
   for (const zero_level level :
        {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
@@ -157,7 +157,7 @@ TEST_CASE("values that are changed while a gather is under way are gathered befo
   }
 }
 
-TEST_CASE("a model of which nobody has set one parameter is not trained") {
+TEST_CASE("a model with a parameter that was never set is not trained") {
   const scenario s = of_one_step();
   for (const zero_level level : {zero_level::replicated, zero_level::gradients, zero_level::parameters}) {
     CAPTURE(static_cast<int>(level));
@@ -192,7 +192,7 @@ struct without_units : small {
 
 }  // namespace
 
-TEST_CASE("a stage without units, a limit that is no number, a run without tokens and others' documents are refused") {
+TEST_CASE("a stage without units, a NaN limit, a run without tokens and documents of another batch are refused") {
   const scenario s = of_one_step();
   on_ranks<without_units>(1, s, {}, [&](auto& ctx, without_units& model) {
     adamw<double> optimizer;
@@ -238,7 +238,7 @@ TEST_CASE("a stage without units, a limit that is no number, a run without token
   });
 }
 
-TEST_CASE("a model that was moved from is refused by the name of a layer") {
+TEST_CASE("a moved-from model is refused by the name of a layer") {
   on_ranks(1, of_one_step(), {}, [](const context<cpu>& ctx, small& model) {
     small other = std::move(model);
     adamw<double> optimizer;

@@ -75,7 +75,7 @@ result run(const schedule& plan) {
 
 }  // namespace
 
-TEST_CASE("every order of actions computes what one rank does, with other sizes between other stages") {
+TEST_CASE("every order of actions has one rank's results, with different sizes between stages") {
   for (const auto& [ranks, chunks] : {std::pair{2, 1}, {3, 1}, {2, 2}, {4, 2}, {2, 3}})
     for (const stage_placement placement : {stage_placement::straight, stage_placement::vee})
       for (const bool split : {false, true})
@@ -94,7 +94,7 @@ TEST_CASE("every order of actions computes what one rank does, with other sizes 
         }
 }
 
-TEST_CASE("events are what the program says, with the bytes of every message") {
+TEST_CASE("events are those of the program, with the bytes of every message") {
   const schedule plan = all_forward_all_backward(3, 1, 4, stage_placement::straight, false);
   const result r = run(plan);
   for (int rank = 0; rank < 3; ++rank) {
@@ -127,7 +127,7 @@ TEST_CASE("a schedule for another number of ranks is refused by name") {
   CHECK(text.find("for 3 ranks, and the pipeline axis has 2") != std::string::npos);
 }
 
-TEST_CASE("stages that show nobody what they keep cannot have it offloaded") {
+TEST_CASE("stages that do not expose their saved values cannot offload them") {
   const schedule plan = all_forward_all_backward(1, 1, 4, stage_placement::straight, false);
   mesh_shape whole;
   whole.add(axis_of<pp>, 1);

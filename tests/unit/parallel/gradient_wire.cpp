@@ -38,7 +38,7 @@ TEST_CASE("gradients reduced in bf16 take half the bytes, and are rounded once")
     }
 }
 
-TEST_CASE("a hybrid's copies are summed in bf16, too") {
+TEST_CASE("a hybrid's copies are summed in bf16 too") {
   const made_outcome two = run_made_gradients<float>(over(2, zero_level::replicated, gradient_wire::bf16), {});
   for (const zero_level level : {zero_level::optimizer, zero_level::gradients}) {
     made_run how = over(2, level, gradient_wire::bf16);
@@ -87,7 +87,7 @@ TEST_CASE("a gradient in the caller's memory is not reduced in bf16") {
             "lies in the caller's memory; use gradient_wire::full"));
 }
 
-TEST_CASE("gradients in bf16 are reduced in float where that is asked for, with twice the bytes") {
+TEST_CASE("gradients in bf16 are reduced in float on request, with twice the bytes") {
   using precision_type = bf16_gradients_float_masters;
   for (const zero_level level :
        {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
@@ -100,7 +100,7 @@ TEST_CASE("gradients in bf16 are reduced in float where that is asked for, with 
   }
 }
 
-TEST_CASE("gradients in bf16 that are reduced in float are rounded once, however their ranks are grouped") {
+TEST_CASE("gradients in bf16 that are reduced in float are rounded once, for any groups of ranks") {
   const auto run = [](made_run how) {
     how.every_rank = true;
     return run_made_gradients<bf16_gradients_float_masters>(how, {});
@@ -114,7 +114,7 @@ TEST_CASE("gradients in bf16 that are reduced in float are rounded once, however
   CHECK(!equal_bits(run(hybrid), once));
 }
 
-TEST_CASE("gradients of other types than float are not reduced in bf16, nor others than bf16 widened") {
+TEST_CASE("only gradients in float are reduced in bf16, and only those in bf16 in a wider type") {
   const auto refusal = [](auto run) -> std::string {
     try {
       run();

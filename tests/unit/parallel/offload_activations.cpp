@@ -117,7 +117,7 @@ struct offload_run {
 
 }  // namespace
 
-TEST_CASE("offloaded activations change no bit, under any schedule and mode of recompute") {
+TEST_CASE("offloaded activations change no bit, with any schedule and mode of recompute") {
   for (const char* name : {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_v"})
     for (const recompute keep : {recompute::none, recompute::selective, recompute::full}) {
       CAPTURE(name);
@@ -126,14 +126,14 @@ TEST_CASE("offloaded activations change no bit, under any schedule and mode of r
     }
 }
 
-TEST_CASE("gathered inputs and keys of a ring come back too") {
+TEST_CASE("gathered inputs and keys of a ring are restored") {
   for (const recompute keep : {recompute::none, recompute::full}) {
     const offload_run<dense> run("1f1b", 1, 2, keep, 2);
     CHECK(run.train(true) == run.train(false));
   }
 }
 
-TEST_CASE("so do the rows of experts, the choice, and what each policy of context parallelism keeps") {
+TEST_CASE("rows of experts, the choice, and saved values of each context-parallel policy are restored") {
   for (const chosen_policy context : {chosen_policy::ring, chosen_policy::all_gather_kv, chosen_policy::ulysses})
     for (const recompute keep : {recompute::none, recompute::selective, recompute::full}) {
       const offload_run<mixture> run("1f1b", 1, 2, keep, 2, context);
@@ -157,14 +157,14 @@ void check_bytes(const offload_run<Model>& run) {
 
 }  // namespace
 
-TEST_CASE("a device holds fewer activations where they are offloaded") {
+TEST_CASE("a device holds fewer activations with offloading") {
   for (const recompute keep : {recompute::none, recompute::full}) {
     check_bytes(offload_run<dense>("1f1b", 1, 1, keep));
     check_bytes(offload_run<mixture>("1f1b", 1, 1, keep, 2, chosen_policy::ulysses));
   }
 }
 
-TEST_CASE("what cannot be offloaded, or not for any time, is refused") {
+TEST_CASE("activations that cannot be offloaded, or with no time for it, are refused") {
   using stage = llama<double, megatron_sp, counting_device>;
   struct closed : stage {
     using stage::stage;

@@ -226,7 +226,7 @@ void note_step(noting_device& device, const step_schedule& step, int forgotten) 
 
 }  // namespace
 
-TEST_CASE("offloaded activations are right in every order of two streams, and not without their waits") {
+TEST_CASE("offloaded activations are right in every order of two streams, but not without their waits") {
   struct size {
     int units, microbatches;
     double orders;

@@ -99,7 +99,7 @@ std::vector<std::string> names_of(const std::vector<parameter_hash>& all) {
 
 }  // namespace
 
-TEST_CASE("the list is the same on every mesh, and over the stages of every pipeline in the model's order") {
+TEST_CASE("the list is the same on every mesh, and in the model's order over the stages of every pipeline") {
   for (const bool tied : {false, true}) {
     CAPTURE(tied);
     const run_of_hashes one = train_hashed(scenario_of(tied), 1, 1, make_schedule<one_f_one_b>(1, 2));
@@ -137,7 +137,7 @@ TEST_CASE("the list is the same on every mesh, and over the stages of every pipe
   }
 }
 
-TEST_CASE("the hash of all weights is the one it has been") {
+TEST_CASE("the hash of all weights does not change between versions") {
   const run_of_hashes one = train_hashed(scenario_of(false), 1, 1, make_schedule<one_f_one_b>(1, 2));
   std::uint64_t by_hand = 0;
   threads::run(1, [&](threads::communicator c) {
@@ -164,7 +164,7 @@ TEST_CASE("the hash of all weights is the one it has been") {
   CHECK(one.initial_sum == by_hand);
 }
 
-TEST_CASE("one bit of one element changes one hash; a frozen parameter has no gradient's") {
+TEST_CASE("one changed bit changes one hash; a frozen parameter has no gradient's hash") {
   threads::run(2, [&](threads::communicator c) {
     world w(megatron_sp::mesh{1, 1, 2, 1}.shape(), c);
     cpu device;

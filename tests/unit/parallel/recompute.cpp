@@ -118,7 +118,7 @@ held train(const recomputed_run& run, Keep&& keep) {
 
 }  // namespace
 
-TEST_CASE("one rank of a pipeline keeps to the byte what its layers are priced at") {
+TEST_CASE("one rank of a pipeline keeps exactly the priced bytes of its layers") {
   const recomputed_run run("gpipe", 1, 4);
   const recompute_fit all = run.fit(0, INT64_MAX / 4), refused = run.fit(0, 1);
   CHECK(refused.stages.empty());

@@ -103,11 +103,15 @@ void check_precision() {
 
 }  // namespace
 
-TEST_CASE("in float, another training step goes on where the first one ended") { check_precision<float>(); }
-TEST_CASE("so it does in bf16, where values are rounded") { check_precision<bf16>(); }
-TEST_CASE("and in bf16 with gradients in bf16") { check_precision<bf16_gradients>(); }
+TEST_CASE("in float, another training step continues where the first one ended") { check_precision<float>(); }
+TEST_CASE("in bf16 with rounded values, another training step continues where the first one ended") {
+  check_precision<bf16>();
+}
+TEST_CASE("in bf16 with gradients in bf16, another training step continues where the first one ended") {
+  check_precision<bf16_gradients>();
+}
 
-TEST_CASE("the first one is refused, and harms nothing") {
+TEST_CASE("the first training step is refused, and changes nothing") {
   const scenario s = of_four_steps();
   for (const zero_level level : all_levels) {
     CAPTURE(static_cast<int>(level));

@@ -76,7 +76,7 @@ testing::sleeping_shape blocks(double share) {
 
 }  // namespace
 
-TEST_CASE("the measured share that is hidden is that of the simulation") {
+TEST_CASE("the measured hidden share equals that of the simulation") {
   struct tried {
     const char* name;
     data_parallel policy;
@@ -105,7 +105,7 @@ TEST_CASE("the measured share that is hidden is that of the simulation") {
   }
 }
 
-TEST_CASE("without overlap nothing is hidden, and the summary names what waited") {
+TEST_CASE("without overlap nothing is hidden, and the summary names the waits") {
   const communicated m = run_blocks(blocks(1), {.overlap = false});
   REQUIRE(m.communication.size() == 1);
   CHECK(m.communication[0].hidden() < 0.1);
@@ -115,7 +115,7 @@ TEST_CASE("without overlap nothing is hidden, and the summary names what waited"
   CHECK(has(m.longest.text(5), " ms a step for the reduction of block."));
 }
 
-TEST_CASE("ranks are brought together by axes, with the mean and the worst") {
+TEST_CASE("measurements of ranks are combined by axes, with the mean and the worst") {
   threads::run(3, [](threads::communicator c) {
     any_communicator all(c);
     cpu device;

@@ -99,7 +99,7 @@ TEST_CASE("a model learns: the loss falls well below that of a guess") {
   CHECK(all[0].steps.back().tokens == all[3].steps.back().tokens);
 }
 
-TEST_CASE("a step whose gradients are not finite is skipped by all ranks alike, and leaves no trace") {
+TEST_CASE("a step whose gradients are not finite is skipped by all ranks alike, and has no effect") {
   scenario s{small_config(4, 2)};
   s.config.hidden = 16, s.config.ffn = 32, s.config.layers = 1;
   s.batch = s.seq = 4;
@@ -161,7 +161,7 @@ TEST_CASE("a step whose gradients are not finite is skipped by all ranks alike, 
   }
 }
 
-TEST_CASE("a step that an exception ended does not stand in the way of the next one") {
+TEST_CASE("a step that an exception ended does not block the next one") {
   struct stumbling : adamw<double> {
     bool stumbles = false;
     void update(const context<cpu>& ctx, std::span<reduced_gradient<double, cpu>> gradients) {

@@ -144,14 +144,14 @@ const std::string not_alike =
 
 }  // namespace
 
-TEST_CASE("a tied table that is made right is accepted") {
+TEST_CASE("a valid tied table is accepted") {
   CHECK_NOTHROW(construct_whole({}));
   CHECK_NOTHROW(construct<one_f_one_b>({}, 2));
   CHECK_NOTHROW(construct<one_f_one_b>({}, 4));
   CHECK_NOTHROW(construct<zb_v>({}, 2));
 }
 
-TEST_CASE("so is a head of its own") {
+TEST_CASE("an untied head is accepted") {
   const maker apart{.head_name = "head", .embedding_tied = false, .head_tied = false, .uses_table = false};
   CHECK_NOTHROW(construct_whole(apart));
   CHECK_NOTHROW(construct<one_f_one_b>(apart, 2));
@@ -172,7 +172,7 @@ TEST_CASE("on two ranks: another name, one side without tied_across_stages, anot
               "the parameter wte.weight is on pipeline ranks", "both stages must make it with tied_across_stages");
 }
 
-TEST_CASE("on one rank: a head that makes its own table where it should use the embedding's") {
+TEST_CASE("on one rank: a head that makes its own table instead of using the embedding's") {
   const maker own{.head_name = "lm_head", .uses_table = false};
   const char* const text =
       "language_model: the head makes the parameter lm_head.weight with tied_across_stages, and the embedding's "
@@ -199,7 +199,7 @@ TEST_CASE("only the ends of a pipeline share parameters") {
               "the parameter h.1.up.weight is tied across stages, but only the first and the last stage can share");
 }
 
-TEST_CASE("the sum over tied stages is started by an entry of its own, in a bucket as beside one") {
+TEST_CASE("a separate entry starts the sum over tied stages, also for a parameter in a bucket") {
   for (const int dp : {1, 2}) {  // with one rank a parameter has no neighbours
     CAPTURE(dp);
     std::vector<std::string> said(static_cast<std::size_t>(dp));
@@ -245,7 +245,7 @@ TEST_CASE("the sum over tied stages is started by an entry of its own, in a buck
   }
 }
 
-TEST_CASE("what the stages of a pipeline are given is the same on all of them") {
+TEST_CASE("data for the stages of a pipeline must be equal on all of them") {
   CHECK(told_to_stages({}) == "");
   const auto says = [](const given& second, const std::string& text) {
     INFO(text);

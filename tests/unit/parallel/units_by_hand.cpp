@@ -113,7 +113,7 @@ std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level le
 
 }  // namespace
 
-TEST_CASE("a loop of one's own has every level of ZeRO, and the losses of one rank") {
+TEST_CASE("a user's loop has every level of ZeRO, and the losses of one rank") {
   const std::vector<double> one = train(1, 1, zero_level::replicated);
   CHECK(one.back() < one.front());
   for (const auto& [data, tensor_ranks] : {std::pair{2, 1}, {4, 1}, {2, 2}})
@@ -128,7 +128,7 @@ TEST_CASE("a loop of one's own has every level of ZeRO, and the losses of one ra
     }
 }
 
-TEST_CASE("what such a loop forgets or does twice is refused by name") {
+TEST_CASE("calls that such a loop forgets or repeats are refused by name") {
   const auto refused = [](mistake made, zero_level level, const char* text) {
     CAPTURE(text);
     CHECK_THROWS_WITH_AS(train(2, 1, level, made), doctest::Contains(text), error);
@@ -150,7 +150,7 @@ TEST_CASE("what such a loop forgets or does twice is refused by name") {
   }
 }
 
-TEST_CASE("a step that was given up leaves nothing behind for the next one, its reductions under way included") {
+TEST_CASE("an aborted step leaves nothing behind for the next one, not even reductions in flight") {
   const std::vector<double> one = train(1, 1, zero_level::replicated, mistake::abandon);
   REQUIRE(one.size() == 3);
   CHECK(one.back() < one.front());
@@ -164,7 +164,7 @@ TEST_CASE("a step that was given up leaves nothing behind for the next one, its 
     }
 }
 
-TEST_CASE("parameters whose gradients are summed over the axis of copies alone are all on every rank") {
+TEST_CASE("if only an axis of copies sums a parameter's gradient, every rank has the whole parameter") {
   // The weights are sharded over tp, over which the pieces of other parameters would be split.
   const data_axes hybrid{.shard = axis_list(axis_of<tp>), .replicate = axis_list(axis_of<dp>)};
   const std::vector<double> one = train(1, 1, zero_level::replicated);
@@ -177,7 +177,7 @@ TEST_CASE("parameters whose gradients are summed over the axis of copies alone a
   }
 }
 
-TEST_CASE("a unit in the memory of another is refused with both parameters") {
+TEST_CASE("a unit in the memory of another is refused by both parameters") {
   threads::run(2, [](threads::communicator ranks) {
     world over(mesh<axis<dp>, axis<tp>>(2, 1).shape(), ranks);
     cpu device;

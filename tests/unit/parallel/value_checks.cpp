@@ -231,7 +231,7 @@ std::string told_of_tokens(Change&& change) {
 
 }  // namespace
 
-TEST_CASE("one value of one rank, at each kind of place") {
+TEST_CASE("one different value on one rank, at each kind of place") {
   CHECK(told(nothing, nothing) == "");
   CHECK(told_by_loop({}) == "");
   CHECK(told_by_loop<down, muon<float>>({}, muon_options{}) == "");
@@ -338,7 +338,7 @@ TEST_CASE("one value of one rank, at each kind of place") {
           "is invariant<tp>, and not replicate<tp>"));
 }
 
-TEST_CASE("one element of a parameter or a gradient of one rank, at each level of ZeRO") {
+TEST_CASE("one different element of a parameter or a gradient on one rank, at each level of ZeRO") {
   for (const auto level : {zero_level::replicated, zero_level::optimizer, zero_level::parameters}) {
     CAPTURE(static_cast<int>(level));
     const auto parameter_of = [&](const char* name, std::int64_t element) {
@@ -374,7 +374,7 @@ TEST_CASE("one element of a parameter or a gradient of one rank, at each level o
   CHECK(has(later(value_check::first, true), "the values of model.layers.0.mlp.down_proj.weight"));
 }
 
-TEST_CASE("a tensor is compared by hand, and by how much it differs") {
+TEST_CASE("a program compares a tensor itself, with a tolerance") {
   const auto told_by_hand = [](float change, double tolerance) -> std::string {
     try {
       threads::run(4, [&](threads::communicator c) {

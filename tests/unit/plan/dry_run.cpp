@@ -105,8 +105,8 @@ double payload(const ledger& traffic, const std::string& label, std::initializer
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("a block keeps what the formula says under each mode of recompute, as many parameters as a rank has",
-                   Model, dense<float>, dense<bf16>, mixture<float>, mixture<bf16>) {
+TEST_CASE_TEMPLATE("a block keeps the formula's bytes with each mode of recompute, and a rank its parameters", Model,
+                   dense<float>, dense<bf16>, mixture<float>, mixture<bf16>) {
   using stage = typename Model::stage;
   const llama_config config = Model::config();
   const bool experts = config.mixture.experts > 0;
@@ -268,7 +268,7 @@ std::size_t call_in(const posted_program& p, const char* group, action_kind pass
 
 }  // namespace
 
-TEST_CASE("all collectives and messages of a step stand in one order on every rank, those within layers among them") {
+TEST_CASE("all collectives and messages of a step have one order on every rank, including those within layers") {
   for (const char* name : {"1f1b", "zb_h1", "interleaved:2"})
     for (const zero_level level : {zero_level::replicated, zero_level::gradients, zero_level::parameters}) {
       CAPTURE(name);
@@ -288,7 +288,7 @@ TEST_CASE("all collectives and messages of a step stand in one order on every ra
     }
 }
 
-TEST_CASE("the sums of a hybrid's copies are started within the order of a step, and waited for by its norm") {
+TEST_CASE("sums of a hybrid's copies start in the order of a step, and its norm waits for them") {
   std::vector<posted_program> all;
   for (const zero_level level : {zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
     CAPTURE(static_cast<int>(level));
@@ -334,7 +334,7 @@ TEST_CASE("the sums of a hybrid's copies are started within the order of a step,
   CHECK(text.find("over dp reductions in reduction of unit") != std::string::npos);
 }
 
-TEST_CASE("faults in the order of collectives within layers are refused, and both passes are named") {
+TEST_CASE("faults in the order of collectives within layers are refused, naming both passes") {
   const std::vector<posted_program> good =
       posted_of(planner::parse_layout("dp=2,pp=2,cp=2,tp=2", "x"), "1f1b", zero_level::gradients);
   REQUIRE(verify_order(good).ok());
@@ -362,7 +362,7 @@ TEST_CASE("faults in the order of collectives within layers are refused, and bot
         "which can deadlock; see rank 1, all_gather of 1024 over tp in B3.0 of unit 1");
 }
 
-TEST_CASE("sums over tied stages are started within the order of a step, the same on both ends, and waited for later") {
+TEST_CASE("sums over tied stages start in the order of a step, the same on both ends, and are waited for later") {
   std::vector<posted_program> all;
   for (const char* mesh : {"dp=2,pp=2,cp=2,tp=2", "pp=4,tp=2"})
     for (const zero_level level : {zero_level::replicated, zero_level::gradients, zero_level::parameters})
@@ -400,7 +400,7 @@ TEST_CASE("sums over tied stages are started within the order of a step, the sam
   CHECK(text.find("in the norm") != std::string::npos);
 }
 
-TEST_CASE("a dry run counts and prices kernels of a program's own, and none may touch its memory") {
+TEST_CASE("a dry run counts and prices a program's kernels, which must not touch its memory") {
   using rows = spec<shard<batch, dp>, hidden>;
   const auto square = [](const auto& ctx, const auto& x, auto& y) {
     const auto n = static_cast<double>(x.size());

@@ -98,7 +98,7 @@ std::vector<measured> run_of(const pp_::program_layout& l, const gpt2::config& c
 
 }  // namespace
 
-TEST_CASE("a user's model takes the memory and sends the bytes that its price says, on every rank of the pipeline") {
+TEST_CASE("a user's model takes the priced memory and sends the priced bytes, on every rank of the pipeline") {
   const struct {
     std::int64_t pipeline, data, tensor;
     zero_level level;
@@ -131,7 +131,7 @@ TEST_CASE("a user's model takes the memory and sends the bytes that its price sa
   }
 }
 
-TEST_CASE("messages of a pipeline are priced by its schedule, and not among the collectives beside passes") {
+TEST_CASE("messages of a pipeline are priced by its schedule, not with the collectives during passes") {
   pp_::program_layout l = layout_of(mesh_of(2, 1, 1), small(), zero_level::replicated);
   const double few = price_of<float>(pp_::hardware_called("h100", "x"), l, small()).ranks[0].data;
   l.plan = make_schedule<one_f_one_b>(2, 4 * l.plan.shape.microbatches);
@@ -154,7 +154,7 @@ TEST_CASE("passes hide the communication of data parallelism, without a pipeline
   }
 }
 
-TEST_CASE("the sum of a tied embedding's gradients over the ends of a pipeline has its price") {
+TEST_CASE("the sum of a tied embedding's gradients over the ends of a pipeline has a price") {
   const pp_::hardware h = pp_::hardware_called("h100", "x");
   const pp_::program_price price =
       price_of<float>(h, layout_of(mesh_of(4, 1, 1), small(), zero_level::replicated), small());
@@ -165,7 +165,7 @@ TEST_CASE("the sum of a tied embedding's gradients over the ends of a pipeline h
   CHECK(price.ranks[3].data == doctest::Approx(price.ranks[0].data).epsilon(1e-6));
 }
 
-TEST_CASE("a user's model takes the time that the formulas of a transformer of its sizes say") {
+TEST_CASE("a user's model takes the time of the formulas for a transformer of its sizes") {
   gpt2::config c;  // GPT-2 small
   c.vocab = 51200, c.positions = 1024;
   const pp_::hardware h = pp_::hardware_called("h100", "x");
@@ -193,7 +193,7 @@ TEST_CASE("a user's model takes the time that the formulas of a transformer of i
   }
 }
 
-TEST_CASE("a program's price falls with more ranks, and says what it cannot price and what does not fit") {
+TEST_CASE("a program's price falls with more ranks, and reports what has no price and what does not fit") {
   const gpt2::config c = small();
   pp_::hardware h = pp_::hardware_called("h100", "x");
   const auto one = layout_of(mesh_of(1, 1, 1), c, zero_level::replicated);

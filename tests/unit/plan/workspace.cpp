@@ -122,7 +122,7 @@ void check_returned() {
 }  // namespace
 
 TEST_CASE("a redistribution, which returns what it gathers") { check_returned<moved_on>(); }
-TEST_CASE("an activation, whose gradient is as large as what it returns") { check_returned<bent_on>(); }
+TEST_CASE("an activation, whose gradient is as large as its result") { check_returned<bent_on>(); }
 TEST_CASE("a linear that gathers") { check_workspace<up_on>(); }
 TEST_CASE("a linear that reduces") { check_workspace<down_on>(); }
 TEST_CASE("a norm") { check_workspace<norm_on>(); }

@@ -63,7 +63,7 @@ void check(int ranks, int microbatches) {
 
 }  // namespace
 
-TEST_CASE("a send has arrived where the rank could not have come without it, and not before") {
+TEST_CASE("a send has arrived when the rank could not have continued without it, and not before") {
   for (const int ranks : {1, 2, 3, 4, 8}) {
     check<gpipe>(ranks, 4);
     check<one_f_one_b>(ranks, 2 * ranks);

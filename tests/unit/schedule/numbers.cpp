@@ -167,7 +167,7 @@ TEST_CASE("the rates of the zero-bubble paper, from its profiled times") {
   CHECK(rows == 48);
 }
 
-TEST_CASE("every schedule that plait makes verifies") {
+TEST_CASE("every schedule that plait makes is valid") {
   for (int p : {1, 2, 3, 4, 5, 8, 16})
     for (int m : {1, 2, 3, 4, 5, 7, 8, 12, 16, 32}) {
       verifies<gpipe>(p, m);

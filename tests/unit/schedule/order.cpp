@@ -62,7 +62,7 @@ TEST_CASE("a step whose ranks agree has one order") {
   CHECK_NOTHROW(require_one_order(s));
 }
 
-TEST_CASE("two communicators in opposite orders on two ranks are refused, waited for or not") {
+TEST_CASE("two communicators in opposite orders on two ranks are refused, with and without waits") {
   for (const bool asynchronous : {false, true}) {
     std::vector<posted_program> s = a_step();
     for (posted_program& p : s) p.calls[2].asynchronous = asynchronous;
@@ -88,7 +88,7 @@ TEST_CASE("two communicators in opposite orders on two ranks are refused, waited
   CHECK_THROWS_AS(require_one_order(two), error);
 }
 
-TEST_CASE("a layer's collective that one of its ranks does not run is refused, with the pass of each") {
+TEST_CASE("a layer's collective that one of its ranks does not run is refused, naming each rank's pass") {
   std::vector<posted_program> s = a_step();
   calls(s, 3).erase(calls(s, 3).begin());  // later calls are equal, which must not hide it
   CHECK(describe(verify_order(s)) ==
@@ -110,7 +110,7 @@ TEST_CASE("a layer's collective that one of its ranks does not run is refused, w
         "rank 2, all_reduce of 64 over tp in F0.0 of unit 0: the rank is not in this communicator, or its peer is not");
 }
 
-TEST_CASE("messages meet in their order, and those of a ring do not wait for each other") {
+TEST_CASE("messages match in their order, and those of a ring do not wait for each other") {
   std::vector<posted_program> ring;
   for (int r = 0; r < 3; ++r) {
     posted_program p;

@@ -150,7 +150,7 @@ TEST_CASE("a whole step has lanes for gathers, reductions, and the norm with upd
   for (const char* lane : {"gather", "reduction", "norm", "update"}) CHECK(!contains(alone, lane));
 }
 
-TEST_CASE("a drawing of much is small, of nothing legal, and of odd titles well formed") {
+TEST_CASE("a large drawing is small, an empty one is valid, and odd titles are well formed") {
   const pipeline_timeline large = timeline_of(parse_schedule("interleaved:4", 16, 64));
   const std::string svg = pipeline_svg({large});
   CHECK(count(svg, "<title>") == 0);
@@ -168,7 +168,7 @@ TEST_CASE("a drawing of much is small, of nothing legal, and of odd titles well 
   CHECK(folder.read("a.svg") == odd);
 }
 
-TEST_CASE("idle shares of a timeline that does not begin at 0") {
+TEST_CASE("idle shares of a timeline that does not start at 0") {
   pipeline_timeline t{"measured", "ms", {.ranks = 2, .chunks = 1, .microbatches = 1}, {}};
   t.ranks = {{{forward_of(0, 0), 10, 11, 0}, {backward_of(0, 0), 15, 17, 3}},
              {{forward_of(0, 0), 11.5, 12.5, 1}, {backward_of(0, 0), 12.5, 14.5, 2}}};
@@ -184,7 +184,7 @@ TEST_CASE("idle shares of a timeline that does not begin at 0") {
   CHECK(same.span_idle() == doctest::Approx(simulated.span_idle()));
 }
 
-TEST_CASE("a trace holds every event, and an arrow for each message") {
+TEST_CASE("a trace has every event, and an arrow for each message") {
   const schedule s = parse_schedule("interleaved:2", 2, 4);
   const simulation times = simulate(s);
   trace t = trace_of(timeline_of(s), 1e6);
@@ -223,7 +223,7 @@ TEST_CASE("a trace holds every event, and an arrow for each message") {
   CHECK(std::set<std::uint64_t>(out.begin(), out.end()).size() == out.size());
 }
 
-TEST_CASE("a trace's times count from its earliest start, and an empty one is legal") {
+TEST_CASE("a trace's times count from its earliest start, and an empty one is valid") {
   CHECK(json_check{to_chrome_trace({})}.whole());
   trace t;
   t.events.push_back({.name = "late", .start_ns = 1'700'000'000'000'000'123, .duration_ns = 1'500});

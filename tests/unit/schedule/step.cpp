@@ -13,7 +13,7 @@
 using namespace plait;
 using namespace plait::test;
 
-TEST_CASE("the step of each policy, by hand") {
+TEST_CASE("the step of each policy, written by hand") {
   CHECK(text_of(step_of("gpipe", 1, 1, plain, 2).programs[0]) ==
         "F0:0 F0:1 B0:1 reduce1 B0:0 reduce0 norm update0 update1");
   CHECK(text_of(step_of("gpipe", 1, 2, zero1, 2).programs[0]) ==
@@ -32,7 +32,7 @@ TEST_CASE("the step of each policy, by hand") {
         "gather0 gather1 F0:0 F0:1 B0:1 release1 reduce1 B0:0 release0 reduce0 norm update0 update1");
 }
 
-TEST_CASE("an update comes behind its reduction and the norm") {
+TEST_CASE("an update follows its reduction and the norm") {
   step_schedule s = step_of("gpipe", 1, 1, plain, 3);
   CHECK(text_of(s.programs[0]) == "F0:0 F0:1 F0:2 B0:2 reduce2 B0:1 reduce1 B0:0 reduce0 norm update0 update1 update2");
   move(s, 0, place_of(s, 0, step_op::norm, -1), place_of(s, 0, step_op::update, 0));
@@ -75,7 +75,7 @@ TEST_CASE("a head that uses the embedding's parameters") {
   CHECK_THROWS_WITH(expand(one, units, {}), "step: unit 2 uses 2, which must be another unit of the same rank");
 }
 
-TEST_CASE("forward passes alone have neither gradients nor updates") {
+TEST_CASE("a step of forward passes only has neither gradients nor updates") {
   const schedule forward{"forward", {1, 1, 2}, {{forward_of(0, 0), forward_of(0, 1)}}};
   const std::vector<step_unit> units(2);
   for (const data_parallel& policy : {plain, zero1, zero2}) {
@@ -86,7 +86,7 @@ TEST_CASE("forward passes alone have neither gradients nor updates") {
         "gather0 F0:0 release0 gather1 F0:1 release1 gather0 F1:0 release0 gather1 F1:1 release1");
 }
 
-TEST_CASE("every schedule under every policy makes a step that is right") {
+TEST_CASE("every schedule with every policy makes a valid step") {
   int steps = 0;
   for (const char* name : {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_v", "dualpipe_v", "v_half"})
     for (const int ranks : {1, 2, 4})

@@ -13,7 +13,7 @@
 using namespace plait;
 using namespace plait::test;
 
-TEST_CASE("faults in a step are refused, and both entries are named") {
+TEST_CASE("faults in a step are refused, naming both entries") {
   const auto refused = [](const step_schedule& s, const std::string& text, const step_memory& memory = {}) {
     CHECK(describe(verify(s, memory)) == text);
   };
@@ -159,7 +159,7 @@ TEST_CASE("faults in a step are refused, and both entries are named") {
       "one action of the pipeline");
 }
 
-TEST_CASE("a hybrid reduces the copies of a piece once it is reduced, before the norm and its update") {
+TEST_CASE("a hybrid reduces the copies of a piece after the piece, before the norm and its update") {
   data_parallel policy{.level = zero_level::gradients, .hybrid = true};
   const step_schedule right = step_of("gpipe", 1, 1, policy, 2);
   CHECK(text_of(right.programs[0]) ==
@@ -206,7 +206,7 @@ TEST_CASE("a hybrid reduces the copies of a piece once it is reduced, before the
       "pieces, and the policy has none (hybrid)");
 }
 
-TEST_CASE("a norm that one of two ranks lacks is refused") {
+TEST_CASE("a norm that only one of two ranks has is refused") {
   data_parallel unclipped;
   unclipped.clip = false;
   step_schedule s = step_of("1f1b", 2, 4, unclipped, 2);
@@ -223,7 +223,7 @@ TEST_CASE("a replicated policy gathers nothing") {
   CHECK(describe(verify(s)) == "rank 0, entry 9 (gather of unit 0): parameters are gathered that lie gathered");
 }
 
-TEST_CASE("settings that would change nothing, and units that are none, are refused") {
+TEST_CASE("settings without an effect, and invalid units, are refused") {
   const auto refused = [](const data_parallel& policy, const char* text) {
     CHECK_THROWS_WITH_AS(step_of("gpipe", 1, 2, policy), text, error);
   };

@@ -23,7 +23,7 @@ step_schedule five_units(int ahead = 1) {
 
 }  // namespace
 
-TEST_CASE("activations leave after their forward pass, and come back before their backward pass") {
+TEST_CASE("activations leave after their forward pass, and return before their backward pass") {
   const step_schedule s = five_units();
   CHECK(describe(verify(s)) == "ok");
   CHECK(text_of(s.programs[0]) ==
@@ -46,7 +46,7 @@ TEST_CASE("activations leave after their forward pass, and come back before thei
   CHECK(with_offload(step_of("1f1b", 1, 4, plain, 1)).programs == step_of("1f1b", 1, 4, plain, 1).programs);
 }
 
-TEST_CASE("faults in the moves of activations are refused, and both entries are named") {
+TEST_CASE("faults in the moves of activations are refused, naming both entries") {
   const auto refused = [](const step_schedule& s, const std::string& text) { CHECK(describe(verify(s)) == text); };
   const step_schedule right = five_units();
   step_schedule s = right;
@@ -122,7 +122,7 @@ TEST_CASE("offloaded activations count on the host, and the others on the device
       "bytes, of which 29 are allowed");
 }
 
-TEST_CASE("copies take their time beside the passes, one after the other") {
+TEST_CASE("copies take time in parallel with passes, one after the other") {
   const step_schedule s = five_units();
   step_costs costs = costs_of(s, 0, 1);
   CHECK(simulate(s, costs).period == doctest::Approx(15));  // a forward pass takes 1, a backward pass 2

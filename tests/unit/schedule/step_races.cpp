@@ -100,7 +100,7 @@ const race races[] = {
 
 static_assert(std::size(races) == 15);
 
-TEST_CASE("a step with a race that was found in public is refused before it runs") {
+TEST_CASE("a step with a published race is refused before it runs") {
   for (const race& r : races) {
     CAPTURE(std::string(r.report) + ": " + r.what);
     REQUIRE(describe(verify(r.step)) == "ok");

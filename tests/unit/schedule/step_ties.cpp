@@ -13,7 +13,7 @@
 using namespace plait;
 using namespace plait::test;
 
-TEST_CASE("the sum of a tied unit comes behind all passes and reductions, and before its update and the norm") {
+TEST_CASE("the sum of a tied unit follows all passes and reductions, and precedes its update and the norm") {
   const auto both = [](const data_parallel& policy) {
     const step_schedule s = step_of("1f1b", 2, 1, policy, 2, true);
     CHECK(describe(verify(s)) == "ok");
@@ -33,7 +33,7 @@ TEST_CASE("the sum of a tied unit comes behind all passes and reductions, and be
         "R F0:2 F0:3 B0:3 reduce3 B0:2 reduce2 copies3 S copies2 ties3 norm update2 gather2 update3 gather3");
 }
 
-TEST_CASE("sums over tied stages that are early, missing, twice or of nobody are refused, and both entries are named") {
+TEST_CASE("sums over tied stages that are early, missing, repeated or unmatched are refused, naming both entries") {
   const auto refused = [](const step_schedule& s, const std::string& text) { CHECK(describe(verify(s)) == text); };
   const step_schedule right = step_of("1f1b", 2, 1, zero1, 2, true);
   const auto take_place = [](step_schedule& s, int rank, step_op op, int unit, step_op of, int of_unit) {
@@ -94,7 +94,7 @@ TEST_CASE("sums over tied stages that are early, missing, twice or of nobody are
           "summed over the ranks with the same pieces; see entry 10 (reduction of the copies of unit 0)");
 }
 
-TEST_CASE("two ties between two ranks must be summed in one order, and before or behind the norm on both") {
+TEST_CASE("two ties between two ranks must be summed in one order, both before or both after the norm") {
   std::vector<step_unit> units = units_of(2, 3);
   units[0].tied_to = 5, units[5].tied_to = 0, units[1].tied_to = 4, units[4].tied_to = 1;
   const step_schedule right = expand(parse_schedule("1f1b", 2, 4), units, plain);
@@ -114,7 +114,7 @@ TEST_CASE("two ties between two ranks must be summed in one order, and before or
         std::string::npos);
 }
 
-TEST_CASE("the sum of tied stages takes its time from when both have come to it") {
+TEST_CASE("the sum of tied stages takes its time once both have reached it") {
   // Two stages of one unit each, forward 1 and backward 2: F from 0 to 1 and from 1 to 2, B from 2 to 4 on rank 1 and
   // from 4 to 6 on rank 0. A reduction sends 100 bytes in 1: rank 1's ends at 5, and rank 0's at 7.
   step_schedule s = step_of("gpipe", 2, 1, plain, 1, true);
@@ -155,7 +155,7 @@ TEST_CASE("the sum of tied stages takes its time from when both have come to it"
   CHECK_THROWS_WITH_AS(simulate(s, costs), "step_costs: ties has not one entry per unit", error);
 }
 
-TEST_CASE("two sums of the same tied stages follow each other") {
+TEST_CASE("two sums of the same tied stages run one after the other") {
   std::vector<step_unit> units = units_of(2, 3);
   units[0].tied_to = 5, units[5].tied_to = 0, units[1].tied_to = 4, units[4].tied_to = 1;
   const step_schedule s = expand(parse_schedule("gpipe", 2, 1), units, plain);

@@ -13,7 +13,7 @@
 using namespace plait;
 using namespace plait::test;
 
-TEST_CASE("a step without communication takes what its pipeline takes") {
+TEST_CASE("a step without communication takes the time of its pipeline") {
   for (const char* name : {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_v"})
     for (const double message : {0.0, 0.5}) {
       const schedule pipeline = parse_schedule(name, 4, 8);
@@ -32,7 +32,7 @@ TEST_CASE("a step without communication takes what its pipeline takes") {
     }
 }
 
-TEST_CASE("reductions hide behind the backward pass, as far as the link allows") {
+TEST_CASE("backward passes hide reductions as far as the link allows") {
   // Four units of 100, forward 1 and backward 2 each: 12 in all. An all-reduce over 2 ranks sends 100 bytes.
   data_parallel late;
   late.overlap = false;
@@ -58,7 +58,7 @@ TEST_CASE("every update waits for the norm, and the norm for every reduction") {
   CHECK(simulate(s, costs).period == doctest::Approx(4 + 8 + 2 + 4 + 2));
 }
 
-TEST_CASE("gathers after updates hide behind the next forward pass, and prefetched ones behind passes") {
+TEST_CASE("forward passes of the next step hide gathers after updates, and passes hide prefetched ones") {
   // ZeRO 1 over 2 ranks: each reduction and each gather sends 50 bytes.
   const step_schedule one = step_of("gpipe", 1, 1, zero1, 4);
   const step_simulation first = simulate(one, costs_of(one, 50));  // each takes 1, as a forward pass of a unit
@@ -74,7 +74,7 @@ TEST_CASE("gathers after updates hide behind the next forward pass, and prefetch
   CHECK(simulate(behind, costs_of(behind, 50)).hidden_share() < ahead.hidden_share());
 }
 
-TEST_CASE("the copies of a hybrid hide behind the backward pass") {
+TEST_CASE("backward passes hide the copies of a hybrid") {
   // Four units of 100 over 2 x 2 ranks. A reduction sends 50 bytes, and the reduction over copies as many, each in 1 if
   // it has the link to itself. Reductions start at 6, 8, 10 and 12, from the second on together with the previous
   // unit's copies, until 10, 12 and 14. The last copies are exposed until 15, and then the first gather.

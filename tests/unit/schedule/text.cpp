@@ -76,7 +76,7 @@ TEST_CASE("schedules by name") {
   CHECK(parse_schedule("automatic:2", 4, 8).shape.placement == stage_placement::vee);
 }
 
-TEST_CASE("every mistake names the option, the value and what is legal") {
+TEST_CASE("errors name the option, the value and the valid values") {
   refuses("foo", 4, 8,
           "schedule foo: unknown schedule; legal are gpipe, 1f1b, interleaved:V (V chunks per rank, as in "
           "interleaved:2), zb_h1, zb_h2, zb_v, v_half, v_min, dualpipe_v, automatic, automatic:2 (two chunks in a "
@@ -112,7 +112,7 @@ TEST_CASE("every mistake names the option, the value and what is legal") {
     refuses(dir / name, 4, 8, "schedule " + (dir / name) + ": it is no regular file; pipes and devices are not read");
 }
 
-TEST_CASE("sizes beyond the largest are refused before anything is made of them") {
+TEST_CASE("sizes beyond the largest are refused before a schedule is made") {
   const std::string sizes =
       "the shape of a pipeline needs 1 to 1024 ranks, 1 to 255 chunks on each and 1 to 65535 microbatches, of which "
       "the product is at most 4194304";
@@ -163,7 +163,7 @@ TEST_CASE("sizes beyond the largest are refused before anything is made of them"
           "number of ranks; the nearest legal number of microbatches is 2000");
 }
 
-TEST_CASE("costs and limits that are none are refused") {
+TEST_CASE("invalid costs and limits are refused") {
   const pipeline_shape shape{.ranks = 2, .microbatches = 4};
   const double nan = std::numeric_limits<double>::quiet_NaN();
   CHECK_THROWS_WITH(automatic(shape, {}, {.max_activations = nan}),
@@ -186,7 +186,7 @@ TEST_CASE("costs and limits that are none are refused") {
     CHECK(verify(make_greedy(shape, {}, {.warm_up = warm_up}, 4)).ok());
 }
 
-TEST_CASE("PyTorch's schedules are read, and are those that plait makes itself") {
+TEST_CASE("PyTorch's schedules are read, and equal those of plait") {
   const schedule interleaved_1f1b = schedule_from_csv(text_of_file("pytorch_interleaved_1f1b_p4_m8.csv"));
   CHECK(interleaved_1f1b.shape == shape_of<interleaved<2>>(4, 8));
   CHECK(interleaved_1f1b.order == make_schedule<interleaved<2>>(4, 8).order);
@@ -209,7 +209,7 @@ TEST_CASE("PyTorch's schedules are read, and are those that plait makes itself")
   refuses(path, 4, 16, "schedule " + path + ": the file has 8 microbatches, and the step has 16");
 }
 
-TEST_CASE("what is written is read back") {
+TEST_CASE("a written schedule is read unchanged") {
   for (const char* name : {"1f1b", "interleaved:3", "zb_h2", "zb_v", "dualpipe_v"}) {
     const schedule s = parse_schedule(name, 3, 6);
     const schedule back = schedule_from_csv(to_csv(s));
@@ -220,7 +220,7 @@ TEST_CASE("what is written is read back") {
   CHECK(schedule_from_csv(",0F0 ,,\"0B0\",\r\n1F0,1B0,,\r\n").order[0].size() == 2);
 }
 
-TEST_CASE("a bad cell is named by row and column") {
+TEST_CASE("errors name a bad cell by row and column") {
   refuses_csv("0F0,0B0\n1F0,1SEND_B0\n",
               "schedule CSV, row 2, cell 2 \"1SEND_B0\": an action is STAGE, then F, B, I or W, then MICROBATCH, as in "
               "2F0; communication is derived, not given");
@@ -244,14 +244,14 @@ TEST_CASE("a bad cell is named by row and column") {
   refuses_csv("", "schedule CSV: no action in the text; a row for each rank with cells as in 0F0,0B0");
 }
 
-TEST_CASE("a placement that is no straight one and no vee is refused") {
+TEST_CASE("a placement that is neither straight nor a vee is refused") {
   refuses_csv("1F0,1B0\n0F0,0B0\n",
               "schedule CSV: stage 1 stands in row 1, where neither a straight placement (row 2) nor a vee (row 2) has "
               "it");
   refuses_csv("0F0,2F0\n1F0\n", "schedule CSV: 3 stages do not divide evenly among 2 rows, one row for each rank");
 }
 
-TEST_CASE("a short file that names large numbers is refused before it costs memory") {
+TEST_CASE("a short file with large numbers is refused before memory is allocated") {
   // Rows without any action, and one with a single forward.
   const auto text = [](int ranks, int stage, int microbatch) {
     return std::string(static_cast<std::size_t>(ranks - 1), '\n') + std::to_string(stage) + "F" +
@@ -285,7 +285,7 @@ TEST_CASE("a short file that names large numbers is refused before it costs memo
   refuses_csv(rows + "1024F0\n", "schedule CSV: more than 1024 rows, one row for each rank");
 }
 
-TEST_CASE("a file that is no legal schedule is refused when it is parsed") {
+TEST_CASE("a file with an invalid schedule is refused when it is parsed") {
   const temp_folder folder;
   const std::string path = folder.write("wrong.csv", "0F0,0B0\n1B0,1F0\n");
   refuses(path, 2, 1,
@@ -294,7 +294,7 @@ TEST_CASE("a file that is no legal schedule is refused when it is parsed") {
               "forward of its microbatch in the same stage");
 }
 
-TEST_CASE("a policy of one's own needs no more than make") {
+TEST_CASE("a user's policy needs only make") {
   CHECK(schedule_name_of<one_at_a_time>() == "custom");
   const schedule s = make_schedule<one_at_a_time>(3, 4);
   CHECK(s.shape.chunks == 2);
@@ -308,7 +308,7 @@ TEST_CASE("a policy of one's own needs no more than make") {
                     "number of ranks; the nearest legal numbers of microbatches are 4 and 8");
 }
 
-TEST_CASE("an automatic schedule is no longer than any hand-made one, and keeps to the limit") {
+TEST_CASE("an automatic schedule is no longer than any hand-made one, and keeps the limit") {
   for (double w : {0.5, 1.4})
     for (double link : {0.0, 0.2})
       for (int chunks : {1, 2}) {
@@ -337,7 +337,7 @@ TEST_CASE("an automatic schedule is no longer than any hand-made one, and keeps 
       }
 }
 
-TEST_CASE("an automatic schedule uses what is known of the costs") {
+TEST_CASE("an automatic schedule uses the known costs") {
   // The 1.5B row of the zero-bubble paper, one slower stage, and a memory limit between ZB-H1 and ZB-H2.
   schedule_costs costs;
   for (int stage = 0; stage < 4; ++stage) {
@@ -357,7 +357,7 @@ TEST_CASE("an automatic schedule uses what is known of the costs") {
                     "schedule automatic: max_activations is 0.5, and a rank must keep at least 1");
 }
 
-TEST_CASE("placing the Ws anew turns 1F1B into ZB-H1, and saves idle time where costs are uneven") {
+TEST_CASE("moving the Ws turns 1F1B into ZB-H1, and saves idle time with uneven costs") {
   const int p = 4, m = 12;
   const auto least = [&](const schedule& s, const schedule_costs& costs, int limit) {
     double length = 1e30;

@@ -35,7 +35,7 @@ programs programs_of(const schedule& s, posting_rule rule) {
 
 }  // namespace
 
-TEST_CASE("an incomplete or disordered schedule is refused with the action that is wrong") {
+TEST_CASE("an incomplete or disordered schedule is refused, naming the wrong action") {
   const schedule good = make_schedule<zb_h1>(3, 4);  // rank 0: F0 F1 F2 I0 W0 F3 I1 W1 ...
   REQUIRE(verify(good).ok());
   schedule s = good;
@@ -71,7 +71,7 @@ TEST_CASE("an incomplete or disordered schedule is refused with the action that 
   CHECK(refused_as(s, -1, -1) == schedule_error::shape_illegal);
 }
 
-TEST_CASE("sizes that are not legal are refused before they are multiplied") {
+TEST_CASE("invalid sizes are refused before they are multiplied") {
   const int largest = std::numeric_limits<int>::max();
   const schedule good = make_schedule<one_f_one_b>(2, 4);
   for (const pipeline_shape& shape : {pipeline_shape{2, 1, 65536},
@@ -99,7 +99,7 @@ TEST_CASE("sizes that are not legal are refused before they are multiplied") {
     CHECK(refused_as(empty, 0, -1, {.posting = rule}) == schedule_error::forward_missing);
 }
 
-TEST_CASE("a simulation does not follow what a schedule does not have") {
+TEST_CASE("a simulation refuses actions that a schedule does not have") {
   const schedule good = make_schedule<interleaved<2>>(2, 4);
   const char* const message =
       "simulate: the schedule names a chunk or a microbatch that it does not have; verify names the action";
@@ -115,7 +115,7 @@ TEST_CASE("a simulation does not follow what a schedule does not have") {
   CHECK(peak_activations(s) == peak_activations(good, 0));
 }
 
-TEST_CASE("ranks that wait for each other are refused, with whom the first waits for") {
+TEST_CASE("ranks that wait for each other are refused, naming the action that the first one waits for") {
   schedule s = make_schedule<one_f_one_b>(2, 2);  // rank 0: F0 F1 B0 B1, rank 1: F0 B0 F1 B1
   std::swap(s.order[0][1], s.order[0][2]);        // F0 B0 F1 B1: valid, and slower
   CHECK(verify(s).ok());
@@ -131,7 +131,7 @@ TEST_CASE("ranks that wait for each other are refused, with whom the first waits
   CHECK_THROWS_WITH(simulate(s), "simulate: the schedule cannot finish; verify names the action");
 }
 
-TEST_CASE("the limit on activations names the forward that is too much, and what would do") {
+TEST_CASE("the limit on activations names the excess forward action and a sufficient limit") {
   CHECK(verify(make_schedule<zb_h1>(4, 8), {.max_activations = 4}).ok());
   const schedule_verdict v = verify(make_schedule<zb_h2>(4, 8), {.max_activations = 4});
   CHECK(describe(v) ==
@@ -157,7 +157,7 @@ TEST_CASE("a deadlock names the two messages that wait for each other") {
         std::string::npos);
 }
 
-TEST_CASE("which schedules finish under which posting rule") {
+TEST_CASE("the schedules that finish under each posting rule") {
   const auto finishes = [](const schedule& s, posting_rule rule) {
     const schedule_verdict v = verify(s, {.posting = rule});
     return v.ok() ? "yes" : v.code == schedule_error::deadlock ? "deadlock" : text_of(v.code);
@@ -202,7 +202,7 @@ TEST_CASE("programs finish even when every step blocks: all are sorted by one or
     }
 }
 
-TEST_CASE("every exchange of two messages is refused, or proven harmless by running it") {
+TEST_CASE("every exchange of two messages is refused, or a run shows that it is harmless") {
   std::mt19937 random(7);
   int refused = 0, harmless = 0;
   for (const schedule& s :
@@ -236,7 +236,7 @@ TEST_CASE("every exchange of two messages is refused, or proven harmless by runn
   CHECK(harmless > 50);
 }
 
-TEST_CASE("programs with messages too many, too few or misplaced are refused") {
+TEST_CASE("programs with missing, extra or misplaced messages are refused") {
   const schedule s = make_schedule<one_f_one_b>(2, 2);
   const programs good = rank_program(s);
   const auto code = [&](const programs& p) { return verify_programs(s.shape, p).code; };

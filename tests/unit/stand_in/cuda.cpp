@@ -127,7 +127,7 @@ TEST_CASE("stand-in: a reduction with shared memory and shuffles, in every order
   cudaFree(y);
 }
 
-TEST_CASE("stand-in: a missing barrier shows in another order") {
+TEST_CASE("stand-in: a missing barrier shows in another order of threads") {
   double* x = device_array(counting(64));
   double* y = device_array(counting(64));
   std::vector<double> expected = counting(64);
@@ -170,7 +170,7 @@ __global__ void copies(const double* x, double* y) {
 
 }  // namespace
 
-TEST_CASE("stand-in: copies come as late as the wait for their group") {
+TEST_CASE("stand-in: copies arrive only at the wait for their group") {
   double* x = device_array(counting(2));
   double* y = device_array(std::vector<double>(5));
   REQUIRE(launch(1, 1, 3 * sizeof(double), copies, x, y) == cudaSuccess);
@@ -225,7 +225,7 @@ TEST_CASE("stand-in: atomics and coordinates") {
   cudaFree(out);
 }
 
-TEST_CASE("stand-in: launches that a GPU refuses") {
+TEST_CASE("stand-in: launches that a GPU refuses are refused") {
   CHECK(launch(1, 1025, 0, nothing) == cudaErrorInvalidConfiguration);
   CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
   CHECK(cudaGetLastError() == cudaSuccess);
@@ -239,7 +239,7 @@ TEST_CASE("stand-in: launches that a GPU refuses") {
   static_cast<void>(cudaGetLastError());
 }
 
-TEST_CASE("stand-in: what ends a program") {
+TEST_CASE("stand-in: errors that end a program") {
   int* number = device_array(std::vector<int>(1));
   char* text = device_array(std::vector<char>(1000));
   CHECK(last_words([] {}) == "");
@@ -331,7 +331,7 @@ struct two_streams {
 
 }  // namespace
 
-TEST_CASE("a release in a stream ends the program where an operation of another stream still uses the memory") {
+TEST_CASE("freeing memory in a stream ends the program if an operation of another stream still uses it") {
   const two_streams s;
   const char* const freed = "cudaFreeAsync frees 64 bytes that an operation in flight uses: ";
   CHECK_DIES(freed, { launch(s.other, increment, s.data), s.free_in_one(); });
@@ -353,7 +353,7 @@ TEST_CASE("a release in a stream ends the program where an operation of another 
   CHECK(last_words([&] { launch(s.other, increment, s.more), s.free_in_one(); }) == "");
 }
 
-TEST_CASE("cudaFree waits for what uses the memory, and cudaFreeHost does not") {
+TEST_CASE("cudaFree waits for operations that use the memory, and cudaFreeHost does not") {
   const two_streams s;
   CHECK(last_words([&] {
           int* p = nullptr;
@@ -373,7 +373,7 @@ TEST_CASE("cudaFree waits for what uses the memory, and cudaFreeHost does not") 
         }) == "");
 }
 
-TEST_CASE("what is put into a stream after its memory went ends the program") {
+TEST_CASE("an operation queued after its memory was freed ends the program") {
   const two_streams s;
   const char* const gone = "is handed device memory that was freed, or never allocated";
   CHECK_DIES(gone, { s.free_in_one(), launch(s.one, increment, s.data); });

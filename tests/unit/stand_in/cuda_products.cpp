@@ -121,7 +121,7 @@ std::vector<T> on_host(const T* p, std::size_t n) {
 
 }  // namespace
 
-TEST_CASE("the stand-in's radix sort is stable, sees some bits alone, and asks for scratch memory") {
+TEST_CASE("the stand-in's radix sort is stable, uses the given bits only, and needs scratch memory") {
   const std::vector<std::uint32_t> keys{0x105, 0x001, 0x305, 0x201, 0x000};
   const std::vector<int> order{0, 1, 2, 3, 4};
   for (const int bits : {8, 10}) {
@@ -156,7 +156,7 @@ TEST_CASE("the stand-in's radix sort is stable, sees some bits alone, and asks f
   static_cast<void>(cudaGetLastError());
 }
 
-TEST_CASE("the stand-in's sums ask for scratch memory, and its maps for none") {
+TEST_CASE("the stand-in's sums need scratch memory, and its maps none") {
   const std::vector<float> numbers{1, 2, 3.5f, -4};
   float* const x = on_device(numbers);
   float* const total = on_device(std::vector<float>(1));

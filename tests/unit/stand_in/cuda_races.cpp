@@ -66,7 +66,7 @@ int reports_of(unsigned threads, void (*kernel)(Parameters...), Arguments... arg
 
 }  // namespace
 
-TEST_CASE("stand-in: thread sanitizer sees what no barrier orders") {
+TEST_CASE("stand-in: thread sanitizer reports accesses without a barrier between them") {
   int* out = nullptr;
   REQUIRE(cudaMalloc(&out, 1024) == cudaSuccess);
   CHECK(reports_of(64, exchange<between::barrier>, out, 33) == 0);

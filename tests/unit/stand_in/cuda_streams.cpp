@@ -59,7 +59,7 @@ std::vector<int> list_of(const int* p, std::size_t n, cudaStream_t s) {
 
 }  // namespace
 
-TEST_CASE("stand-in: work runs when somebody asks for it, not before") {
+TEST_CASE("stand-in: work runs only when the host waits for it") {
   stream s;
   int ran = 0;
   cudaLaunchHostFunc(
@@ -84,7 +84,7 @@ TEST_CASE("stand-in: work runs when somebody asks for it, not before") {
   CHECK(ran == 100);
 }
 
-TEST_CASE("stand-in: streams may run at once, or when they like, in every legal order") {
+TEST_CASE("stand-in: streams may run at once, or at random times, in every valid order") {
   auto& order = stand_in::runtime::instance().order;
   stream a, b;
   int* pinned = nullptr;
@@ -120,7 +120,7 @@ TEST_CASE("stand-in: streams may run at once, or when they like, in every legal 
   cudaFreeHost(pinned);
 }
 
-TEST_CASE("stand-in: kernels and events are put into streams of the current device only") {
+TEST_CASE("stand-in: kernels and events are queued in streams of the current device only") {
   stream s;
   int* p = zeros(1);
   event here;
@@ -158,7 +158,7 @@ TEST_CASE("stand-in: the host's memory is read late, pinned or not") {
   static_cast<void>(cudaGetLastError());
 }
 
-TEST_CASE("stand-in: events order streams, and nothing else does") {
+TEST_CASE("stand-in: only events order streams") {
   int* list = zeros(8);
   stream a, b;
   event e;
@@ -179,7 +179,7 @@ TEST_CASE("stand-in: events order streams, and nothing else does") {
   cudaFree(list);
 }
 
-TEST_CASE("stand-in: a destroyed stream still does its work") {
+TEST_CASE("stand-in: a destroyed stream still runs its queued work") {
   int* list = zeros(4);
   {
     stream s;
@@ -208,7 +208,7 @@ TEST_CASE("stand-in: many host threads") {
   cudaFree(counters);
 }
 
-TEST_CASE("stand-in: graphs follow events into other streams, and are replayed") {
+TEST_CASE("stand-in: graphs capture other streams through events, and are replayed") {
   int* list = zeros(16);
   stream a, b;
   event fork, join;
@@ -238,7 +238,7 @@ TEST_CASE("stand-in: graphs follow events into other streams, and are replayed")
   cudaFree(list);
 }
 
-TEST_CASE("stand-in: what a capture forbids ends it") {
+TEST_CASE("stand-in: a forbidden call ends a capture") {
   int* device = zeros(1);
   stream a, b;
   event e;
@@ -287,7 +287,7 @@ TEST_CASE("stand-in: what a capture forbids ends it") {
   static_cast<void>(cudaGetLastError());
 }
 
-TEST_CASE("stand-in: memory can run out, and released memory comes back in stream order") {
+TEST_CASE("stand-in: memory can run out, and freed memory is reused in stream order") {
   void *p = nullptr, *q = nullptr;
   CHECK(cudaMalloc(&p, capacity + 1) == cudaErrorMemoryAllocation);
   CHECK(p == nullptr);
@@ -347,7 +347,7 @@ struct timed {
 
 }  // namespace
 
-TEST_CASE("stand-in clock: streams run side by side, and behind the events that they wait for") {
+TEST_CASE("stand-in clock: streams run in parallel, and after the events that they wait for") {
   timed t;
   t.spend(t.a, 10);
   t.spend(t.b, 4);
@@ -367,7 +367,7 @@ TEST_CASE("stand-in clock: streams run side by side, and behind the events that 
   CHECK(between == 1);
 }
 
-TEST_CASE("stand-in clock: what the host puts into a stream after it has waited begins no earlier") {
+TEST_CASE("stand-in clock: work that the host queues after a wait starts no earlier than the wait's end") {
   timed t;
   t.spend(t.a, 10);
   t.spend(t.b, 3);
@@ -379,7 +379,7 @@ TEST_CASE("stand-in clock: what the host puts into a stream after it has waited 
   CHECK(t.at(t.b) == 12);
 }
 
-TEST_CASE("stand-in clock: polls find what is over by the host's time, unless it does nothing but poll") {
+TEST_CASE("stand-in clock: polls see finished work by the host's time, and after a few polls in any case") {
   timed t;
   t.spend(t.a, 10);
   cudaEventRecord(t.first, t.a);
@@ -398,7 +398,7 @@ TEST_CASE("stand-in clock: polls find what is over by the host's time, unless it
   CHECK(t.at(t.b) == 26);  // after the 25 that the host has waited
 }
 
-TEST_CASE("stand-in clock: a replay takes as long as its streams beside each other") {
+TEST_CASE("stand-in clock: a replay takes the time of its streams in parallel") {
   timed t;
   t.spend(t.a, 5);
   REQUIRE(cudaStreamBeginCapture(t.a, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
@@ -424,7 +424,7 @@ TEST_CASE("stand-in clock: a replay takes as long as its streams beside each oth
   cudaGraphDestroy(graph);
 }
 
-TEST_CASE("stand-in clock: while it is off, there is no time") {
+TEST_CASE("stand-in clock: no time passes while it is off") {
   cudaStream_t s = nullptr;
   char* p = nullptr;
   REQUIRE(cudaStreamCreate(&s) == cudaSuccess);

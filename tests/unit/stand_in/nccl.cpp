@@ -71,7 +71,7 @@ void wait_for(const std::atomic<int>& flag, int value) {
 
 }  // namespace
 
-TEST_CASE("a call returns before the other rank has made it, and its result comes with the last") {
+TEST_CASE("a call returns before the other rank has made it, and its result arrives after the last call") {
   REQUIRE(configured);
   std::atomic<int> made{0};
   on_two([&](const place& p) {
@@ -87,8 +87,7 @@ TEST_CASE("a call returns before the other rank has made it, and its result come
   });
 }
 
-TEST_CASE(
-    "what a rank writes after its part, before the other's, is in the result only where its stream orders it so") {
+TEST_CASE("a write between the parts of two ranks changes the result only if the stream orders it so") {
   std::atomic<int> made{0};
   on_two([&](const place& p) {
     float* result = nullptr;
@@ -111,7 +110,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("communicators in opposite orders: legal in two streams, an error that names it in one") {
+TEST_CASE("communicators in opposite orders: valid in two streams, an error that names it in one") {
   on_two([](const place& p) {
     p.fill(1);
     CHECK(p.sum(p.rank == 0 ? p.first : p.second, p.rank == 0 ? p.one : p.other) == ncclSuccess);
@@ -156,7 +155,7 @@ TEST_CASE("messages: a circle is an error outside a group, and none inside") {
   });
 }
 
-TEST_CASE("ranks that call different things at one place are told so, and an abort frees the rank that waits") {
+TEST_CASE("ranks with different calls at one place get an error, and an abort frees the rank that waits") {
   on_two([](const place& p) {
     const ncclResult_t made =
         ncclAllReduce(p.data, p.data, count - static_cast<std::size_t>(p.rank), ncclFloat, ncclSum, p.first, p.one);
@@ -175,7 +174,7 @@ TEST_CASE("ranks that call different things at one place are told so, and an abo
 }
 
 #ifndef STAND_IN_THREAD_SANITIZER  // thread sanitizer does not follow a fork
-TEST_CASE("memory and windows that go under a collective in flight end the program, and a finalized one waits for it") {
+TEST_CASE("freeing memory or a window of a collective in flight ends the program; a finalized one waits for it") {
   using plait::test::last_words;
   const auto alone = [](const auto& body) {
     return last_words([&] {

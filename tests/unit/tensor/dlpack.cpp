@@ -28,7 +28,7 @@ void on_rank(F f) {
 
 }  // namespace
 
-TEST_CASE("a tensor goes out with its memory and comes back as a view of it") {
+TEST_CASE("a tensor is exported with its memory, and imported as a view of it") {
   on_rank([](context<cpu>& ctx) {
     tensor<float, sharded> x(ctx);
     for (std::int64_t i = 0; i < x.size(); ++i) x.data()[i] = static_cast<float>(i);
@@ -54,7 +54,7 @@ TEST_CASE("a tensor goes out with its memory and comes back as a view of it") {
   });
 }
 
-TEST_CASE("an offset in bytes and strides of dims of one element are heeded") {
+TEST_CASE("an offset in bytes and strides of dims with one element are used") {
   on_rank([](context<cpu>& ctx) {
     std::vector<double> memory(16);
     std::int64_t shape[] = {3, 4}, strides[] = {4, 1};
@@ -85,7 +85,7 @@ TEST_CASE("an offset in bytes and strides of dims of one element are heeded") {
   });
 }
 
-TEST_CASE("a part's layout goes out beside it, also as JSON") {
+TEST_CASE("a part's layout is exported with it, also as JSON") {
   on_rank([](context<cpu>& ctx) {
     const exported_layout out = export_layout<sharded>(ctx);
     CHECK(out.spec == "<batch, shard<hidden, tp>>");
@@ -110,7 +110,7 @@ TEST_CASE("a part's layout goes out beside it, also as JSON") {
   });
 }
 
-TEST_CASE("a tensor that came with another layout is refused by name, although its shape fits") {
+TEST_CASE("an imported tensor with another layout is refused by name, although its shape fits") {
   on_rank([](context<cpu>& ctx) {
     using terms = spec<batch, hidden, partial<tp>>;
     using sums = spec<batch, hidden, invariant<tp>>;

@@ -142,7 +142,7 @@ TEST_CASE("all-to-all between any two of three dims") {
   });
 }
 
-TEST_CASE("a sum over several axes takes the communicator of the mesh's order") {
+TEST_CASE("a sum over several axes uses the communicator with the mesh's order") {
   const mesh_shape shape = plait::mesh<axis<cx>, axis<ax>>{2, 2}.shape();  // partial axes are ordered by name
   threads::run(4, [&](threads::communicator c) {
     world w(shape, c);
@@ -159,7 +159,7 @@ TEST_CASE("a sum over several axes takes the communicator of the mesh's order") 
   });
 }
 
-TEST_CASE("arrays of the program's are gathered and scattered along any dim") {
+TEST_CASE("a program's arrays are gathered and scattered along any dim") {
   using rows = spec<batch, shard<seq, ax>, hidden, invariant<bx, cx>>;
   using columns = spec<batch, seq, shard<hidden, ax>, invariant<bx, cx>>;
   using whole = spec<batch, seq, hidden, invariant<ax, bx, cx>>;
@@ -217,7 +217,7 @@ TEST_CASE("a dim with fewer elements than ranks, and dims that differ, are refus
   });
 }
 
-TEST_CASE("a buffer that is too small for a rank's part, and a dim that a tensor has not, are refused") {
+TEST_CASE("a buffer that is too small for a rank's part, and a dim that a tensor does not have, are refused") {
   using rows = spec<shard<batch, dp>, hidden>;
   const auto refused = [](auto&& use) {
     return test::error_on_mesh(mesh<axis<dp>>(2), sizes_of<batch, hidden>(4, 6), 1, use);

@@ -70,7 +70,7 @@ const std::vector<mask_type> masks{mask_type::causal(),     mask_type::window(1)
 
 }  // namespace
 
-TEST_CASE("visible pairs and whether there are any, against counting") {
+TEST_CASE("visible pairs, and whether there are any, equal a count") {
   for (const mask_type& mask : masks)
     for (std::int64_t q = 0; q < 12; ++q)
       for (std::int64_t k = 0; k < 12; ++k) {
@@ -83,7 +83,7 @@ TEST_CASE("visible pairs and whether there are any, against counting") {
       }
 }
 
-TEST_CASE("pieces cover what is seen, each pair once, and are few") {
+TEST_CASE("pieces cover all visible pairs once, and are few") {
   for (const std::int64_t ranks : {1, 2, 4})
     for (const mask_type& mask : masks)
       for (const bool zig : {false, true}) {
@@ -118,7 +118,7 @@ TEST_CASE("pieces cover what is seen, each pair once, and are few") {
       }
 }
 
-TEST_CASE("runs are joined where the text and the storage both go on, and only there") {
+TEST_CASE("runs are joined only if they are adjacent in the text and in memory") {
   CHECK(detail::joined({{0, 0, 4}, {4, 4, 4}}) == runs_of{{0, 0, 8}});
   CHECK(detail::joined({{0, 0, 4}, {5, 4, 4}}) == runs_of{{0, 0, 4}, {5, 4, 4}});  // a gap in memory
   CHECK(detail::joined({{0, 0, 4}, {4, 5, 4}}) == runs_of{{0, 0, 4}, {4, 5, 4}});  // a gap in the text
@@ -140,7 +140,7 @@ TEST_CASE("runs are joined where the text and the storage both go on, and only t
   }
 }
 
-TEST_CASE("whether some token of random runs sees another, and how many pairs do, against counting") {
+TEST_CASE("visibility between random runs, and the number of visible pairs, equal a count") {
   std::mt19937 random(6);
   for (int round = 0; round < 300; ++round) {
     const runs_of queries = random_runs(random, 0, 24, true), keys = random_runs(random, 0, 24, true);
@@ -154,7 +154,7 @@ TEST_CASE("whether some token of random runs sees another, and how many pairs do
   }
 }
 
-TEST_CASE("pieces of random runs cover what the mask allows, each pair once, and are as few as they may be") {
+TEST_CASE("pieces of random runs cover all pairs that the mask allows once, and are as few as possible") {
   std::mt19937 random(7);
   int fewer = 0, queries_together = 0;
   for (int round = 0; round < 3000; ++round) {

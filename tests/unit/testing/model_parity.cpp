@@ -76,7 +76,7 @@ auto spoiled(Spoil spoil) {
 
 }  // namespace
 
-TEST_CASE("nothing is found where nothing is wrong, at any level of ZeRO") {
+TEST_CASE("a right model has no findings, at any level of ZeRO") {
   model_setup how = gpt2_setup<S>(config);
   CHECK(found({shape(2, 1), shape(4, 1)}, how, make_gpt2<S>(config)) == "");
   for (const zero_level level : sharded_levels)
@@ -88,7 +88,7 @@ TEST_CASE("nothing is found where nothing is wrong, at any level of ZeRO") {
     }
 }
 
-TEST_CASE("a penalty that takes this rank's piece of a parameter for all of it, which is right at level 0 alone") {
+TEST_CASE("a penalty that treats a rank's piece of a parameter as all of it is right only at level 0") {
   const auto make = [](const auto& ctx, stage_layers part, auto) {
     return std::make_unique<penalised<device_of<decltype(ctx)>>>(ctx, config, part);
   };
@@ -108,7 +108,7 @@ TEST_CASE("a penalty that takes this rank's piece of a parameter for all of it, 
   }
 }
 
-TEST_CASE("a level that saves nothing on a mesh is refused, as in a program") {
+TEST_CASE("a level that shards nothing on a mesh is refused, as in a program") {
   model_setup how = gpt2_setup<S>(config);
   how.parallel.parallel.level = zero_level::gradients;
   CHECK_THROWS_WITH_AS(found({shape(1, 2)}, how, make_gpt2<S>(config)),
@@ -117,13 +117,13 @@ TEST_CASE("a level that saves nothing on a mesh is refused, as in a program") {
                        error);
 }
 
-TEST_CASE("an axis that does nothing") {
+TEST_CASE("an axis without an effect is found") {
   const std::string text = found({shape(2, 2)}, gpt2_setup<S>(config), make_gpt2<S>(config));
   CHECK(contains(text, "nothing is sharded or sent over idle"));
   CHECK(!contains(text, "over dp"));
 }
 
-TEST_CASE("weights and a loss that stay, a gradient that should vanish and does not, one that does and should not") {
+TEST_CASE("constant weights and losses, and wrongly vanishing or not vanishing gradients, are found") {
   model_setup how = gpt2_setup<S>(config);
   how.learning_rate = 0;
   CHECK(contains(found({}, how, make_gpt2<S>(config)), "one rank: the steps do not change wte.weight"));
@@ -136,7 +136,7 @@ TEST_CASE("weights and a loss that stay, a gradient that should vanish and does 
   CHECK(contains(text, "the gradient of h.0.attn.k_proj.bias is zero, so that the case shows nothing of it"));
 }
 
-TEST_CASE("a mesh that begins otherwise, or computes something else") {
+TEST_CASE("a mesh with other initial weights, or another computation, is found") {
   const std::string start = found({shape(2, 1)}, gpt2_setup<S>(config), spoiled([](auto& c, auto&, const auto& ctx) {
                                     if (ctx.ranks.size() > 1) c.init.std = 0.05;
                                   }));
@@ -151,7 +151,7 @@ TEST_CASE("a mesh that begins otherwise, or computes something else") {
   CHECK(!contains(other, "initial"));
 }
 
-TEST_CASE("a dry run of something else") {
+TEST_CASE("a wrong prediction of a dry run is found") {
   const std::string text =
       found({shape(2, 1)}, gpt2_setup<S>(config), spoiled([](auto&, auto& options, const auto& ctx) {
               if (counts<decltype(ctx)>) options.keep = recompute::full;
@@ -159,7 +159,7 @@ TEST_CASE("a dry run of something else") {
   CHECK(contains(text, "bytes, and the dry run said"));
 }
 
-TEST_CASE("what is no number differs from everything, on either side") {
+TEST_CASE("NaN differs from everything, on either side") {
   const double nan = std::nan("");
   CHECK(testing::largest_difference({1}, {nan}) == INFINITY);
   CHECK(testing::largest_difference({nan}, {1}) == INFINITY);

@@ -182,12 +182,12 @@ std::string compared(const std::vector<T>& a, const std::vector<U>& b, const tes
 
 }  // namespace
 
-TEST_CASE("a program that is right equals one rank on any mesh") {
+TEST_CASE("a right program equals one rank on any mesh") {
   for (const auto& [d, t] : {std::pair{1, 4}, std::pair{4, 1}, std::pair{2, 2}, std::pair{1, 1}})
     CHECK(found(d, t, mutant::none) == "");
 }
 
-TEST_CASE("what is wrong on some mesh is found in the first array that has it") {
+TEST_CASE("a fault on some mesh is found in the first array that has it") {
   const std::string rank_1 = "ranks 1 to 3 differ from rank 0, although ";
   CHECK(found(1, 4, mutant::no_all_reduce) ==
         "step 0, sum: in the second run, " + rank_1 +
@@ -258,7 +258,7 @@ TEST_CASE("a wrong factor of several axes, and one between 2 and 4 ranks") {
                                                "gives"));
 }
 
-TEST_CASE("stages of a pipeline record arrays of their own, and equal ones where they have both") {
+TEST_CASE("stages of a pipeline record different arrays, and equal ones if both record them") {
   const auto record = [](program_run& run, double on_second) {
     threads::run(2, [&](threads::communicator comm) {
       threads::communicator own = comm.split(comm.rank(), 0);
@@ -281,7 +281,7 @@ TEST_CASE("stages of a pipeline record arrays of their own, and equal ones where
         "is 1 on rank 0 and 2 on rank 1");
 }
 
-TEST_CASE("records in files are as records in memory") {
+TEST_CASE("records in files equal records in memory") {
   const temp_folder folder;
   program_run memory, wrong_memory;
   const std::string one = folder / "one", many = folder / "runs/many", wrong = folder / "wrong";
@@ -303,7 +303,7 @@ TEST_CASE("records in files are as records in memory") {
   CHECK(compare_runs(program_run(one), program_run(many)).text() == "the second run has no record of rank 3 of 4");
 }
 
-TEST_CASE("files that are no record, or a damaged one, are refused") {
+TEST_CASE("files that are not records, or damaged ones, are refused") {
   const temp_folder folder;
   const std::string used = folder / "used", part = used + "/rank00000.part00000.safetensors";
   train(1, 1, used);
@@ -336,7 +336,7 @@ TEST_CASE("files that are no record, or a damaged one, are refused") {
         "program_run: '" + part + "': found 2 as locale of a layout, where no such member is legal");
 }
 
-TEST_CASE("a record is made in order, and every array has a name of its own") {
+TEST_CASE("a record is made in order, and every array has a unique name") {
   using equal = spec<hidden, invariant<tp>, invariant<dp>>;
   const std::vector<float> v(H);
   on_ranks(1, 1, [&](context<cpu>& ctx) {
@@ -387,7 +387,7 @@ TEST_CASE("a program without a context records too") {
   CHECK(compare_runs(context_run, program_run(folder / "run"), {.relative = 0}).text() == "");
 }
 
-TEST_CASE("a program that is only counted records nothing") {
+TEST_CASE("a dry run records nothing") {
   const temp_folder folder;
   counting_device device;
   world ranks = world::counting(net(2, 2).shape(), 1);
@@ -405,7 +405,7 @@ TEST_CASE("a program that is only counted records nothing") {
   CHECK(folder.entries() == 0);
 }
 
-TEST_CASE("runs of other arrays, shapes and steps") {
+TEST_CASE("runs with other arrays, shapes or steps are reported") {
   const auto values = [](program_run& run, std::vector<int> steps, bool add) {
     on_ranks(1, 1, [&](context<cpu>& ctx) {
       program_record<cpu> record(ctx, run);
@@ -482,7 +482,7 @@ TEST_CASE("numbers of all types, NaN, and limits") {
         "step 0, v: is I64 in the first run and F64 in the second");
 }
 
-TEST_CASE("what a spec calls equal is the same on all ranks, unless a limit is given") {
+TEST_CASE("arrays that a spec declares equal are the same on all ranks, unless a limit is given") {
   program_run one, noisy;
   const auto record = [](program_run& run, double noise) {
     record_two(run, [&](auto& into, auto& ctx) {

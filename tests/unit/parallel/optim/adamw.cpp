@@ -156,7 +156,7 @@ TEST_CASE("the corrections of bias count the updates of each parameter") {
   });
 }
 
-TEST_CASE("what an optimizer keeps of one model is not another's") {
+TEST_CASE("the state of one model cannot be used for another") {
   threads::run(1, [](threads::communicator c) {
     world w(two{1, 1}.shape(), c);
     cpu device;
@@ -186,7 +186,7 @@ TEST_CASE("what an optimizer keeps of one model is not another's") {
   });
 }
 
-TEST_CASE("the norm counts every element once, however it is stored") {
+TEST_CASE("the norm counts every element once, for every way of storing it") {
   for (const auto& [dp_ranks, tp_ranks] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 2}}) {
     threads::run(dp_ranks * tp_ranks, [&, dp_ranks = dp_ranks, tp_ranks = tp_ranks](threads::communicator c) {
       world w(two{dp_ranks, tp_ranks}.shape(), c);

@@ -100,7 +100,7 @@ TEST_CASE("Muon's momenta in bf16 are rounded alike on every number of data rank
   CHECK(std::sqrt(apart / squares) < 1e-2);
 }
 
-TEST_CASE("moments take the bytes that are said: 8 of an element, 4, or 2 and 2 of each block") {
+TEST_CASE("moments take the documented bytes: 8 of an element, 4, or 2 and 2 of each block") {
   made_run how;
   how.config.hidden = 96, how.config.ffn = 256;
   const auto bytes_of = [&](moment_type moments) {
@@ -120,7 +120,7 @@ TEST_CASE("moments take the bytes that are said: 8 of an element, 4, or 2 and 2 
   CHECK(codes / full < 0.253);
 }
 
-TEST_CASE("8-bit moments are refused with deterministic sums, which they have no order for") {
+TEST_CASE("8-bit moments have no order for deterministic sums, so they are refused") {
   std::string found;
   threads::run(1, [&](threads::communicator c) {
     world w(mesh<axis<dp>>(1).shape(), c);
@@ -143,7 +143,7 @@ TEST_CASE("8-bit moments are refused with deterministic sums, which they have no
   CHECK(found.find("adamw: deterministic sums have no order for moments = int8") == 0);
 }
 
-TEST_CASE("8-bit moments refuse a cut within blocks, and Muon what it does not keep so") {
+TEST_CASE("8-bit moments refuse a cut within blocks, and Muon refuses 8-bit momenta") {
   const made_run even{.dp = 2, .level = zero_level::optimizer};
   CHECK(has(refusal_of(even, with(moment_type::int8)),
             "adamw: moments = int8 have a scale for each 256 elements, and data parallelism cuts "

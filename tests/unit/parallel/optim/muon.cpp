@@ -189,7 +189,7 @@ TEST_CASE("three steps equal loops on one rank, with every option") {
   check_all(two{1, 1}, {.newton_schulz = {.steps = 3}, .adamw = {.beta1 = 0.5, .weight_decay = 0.0}});
 }
 
-TEST_CASE("and on meshes, where the ranks that store parts share the work") {
+TEST_CASE("three steps equal loops on meshes, where the ranks that store parts share the work") {
   for (const two& mesh : {two{1, 2}, two{2, 1}, two{2, 2}, two{1, 4}, two{4, 1}, two{2, 4}}) check_all(mesh, {});
   check_all(two{2, 2}, {}, {.one_by_one = true});
 }
@@ -202,7 +202,7 @@ TEST_CASE("a step whose gradients are not finite changes neither a weight nor a 
     }
 }
 
-TEST_CASE("of a Llama, all matrices but the embedding and the head are hidden") {
+TEST_CASE("of a Llama, all matrices except the embedding and the head are hidden") {
   threads::run(1, [](threads::communicator c) {
     world ranks(megatron_sp::mesh{1, 1, 1, 1}.shape(), c);
     cpu device;

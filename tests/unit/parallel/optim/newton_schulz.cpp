@@ -59,7 +59,7 @@ TEST_CASE("the result is nearly orthogonal") {
   CHECK(most > 0.01);
 }
 
-TEST_CASE("zeros stay zeros, and no elements are no work") {
+TEST_CASE("zeros stay zeros, and empty matrices need no work") {
   cpu device;
   std::vector<double> x(12, 0.0);
   newton_schulz<double>(device, x.data(), 3, 4);
