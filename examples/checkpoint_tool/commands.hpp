@@ -9,21 +9,20 @@ struct inspect_options {
   std::string path;
   bool tensors = false, files = false, json = false;
 };
-/// Tells what a step or a folder of steps holds.
+/// Prints the content of a step or of a folder of steps.
 void inspect(const inspect_options& opt);
 
-/// Reads every byte of a step, or of all steps of a folder. Returns whether they are what was saved.
+/// Reads every byte of a step, or of all steps of a folder. Returns whether all checksums are right.
 bool verify(const std::string& path);
 
 struct diff_options {
   std::string a, b;
   double tolerance = 0;  ///< relative to the largest element of a tensor
 };
-/// Compares two steps, whatever layouts saved them. Returns whether they are equal.
+/// Compares two steps, which may have been saved on different layouts. Returns whether they are equal.
 bool diff(const diff_options& opt);
 
-/// Compares the logs of two runs that have hashes of their parameters. Returns whether they are equal in all steps that
-/// both have.
+/// Compares the logs of two runs, with hashes of their parameters. Returns whether all common steps are equal.
 bool compare_runs(const std::string& a, const std::string& b);
 
 struct export_options {
@@ -36,17 +35,17 @@ void export_safetensors(const export_options& opt);
 struct export_hf_options {
   std::string step, out;
   std::string config;                         ///< a config.json, or a model directory
-  std::string dtype;                          ///< empty: what the step has
+  std::string dtype;                          ///< empty: that of the step
   std::uint64_t shard_bytes = 5'000'000'000;  ///< most bytes of tensors in a file
   std::string weights_order = "hugging-face";
 };
-/// Writes the weights of a step as a model directory of Hugging Face, which must not exist.
+/// Writes the weights of a step as a Hugging Face model directory, which must not exist.
 void export_hf(const export_hf_options& opt);
 
 struct import_hf_options {
   std::string model;   ///< a model directory
   std::string folder;  ///< of steps
-  std::string dtype;   ///< empty: what each tensor has
+  std::string dtype;   ///< empty: that of each tensor
   std::string weights_order = "hugging-face";
 };
 /// Writes the weights of a model directory as step 0 of a folder of steps.
@@ -56,5 +55,5 @@ struct reshard_options {
   std::string step, folder;
   std::int64_t writers = 1;
 };
-/// Writes a step anew, cut evenly for so many writers, into a folder of steps.
+/// Writes a copy of a step into a folder of steps, cut evenly over a number of writers.
 void reshard(const reshard_options& opt);

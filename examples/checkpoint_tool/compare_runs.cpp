@@ -22,10 +22,10 @@
 
 namespace {
 
-/// Most parameters of a step that are listed.
+/// The most parameters of a step that are listed.
 constexpr std::size_t most_listed = 8;
 
-/// Returns "1 to 3, 5, 8": ascending numbers, of which those that follow each other closely are put together.
+/// Returns ascending numbers as text, with consecutive ones joined: "1 to 3, 5, 8".
 std::string steps_text(std::span<const std::int64_t> steps) {
   std::string text;
   for (std::size_t begin = 0, end = 0; begin < steps.size(); begin = end) {
@@ -54,7 +54,7 @@ plait::run_log read(const std::string& argument, const std::string& path) {
   return log;
 }
 
-/// Tells what a log has, and what is unusual about it.
+/// Prints the content of a log, and problems in it.
 void tell(char name, const std::string& path, const plait::run_log& log) {
   fmt::print("{}: {}, steps {}, hashed at {}\n", name, printable(path), steps_text(log, false), steps_text(log, true));
   if (log.cut_short) fmt::print("{}: its last line is not whole, and left out\n", name);
@@ -65,14 +65,14 @@ void tell(char name, const std::string& path, const plait::run_log& log) {
                steps_text(log.hashed_anew));
 }
 
-/// Tells names that one log alone has.
+/// Prints names that only one log has.
 void tell_unmatched(const std::vector<std::string>& names, char of, const char* what) {
   for (std::size_t i = 0; i < std::min(names.size(), most_listed); ++i)
     fmt::print("only in {}: {} {}\n", of, what, printable(names[i]));
   if (names.size() > most_listed) fmt::print("only in {}: {} more\n", of, names.size() - most_listed);
 }
 
-/// Tells in which parameters a step differs, of which `hashes` are what is known of their `what`.
+/// Prints the parameters whose hashes differ in a step. `what` is "weights" or "gradients".
 void tell(const plait::hash_difference& hashes, const char* what, std::int64_t step) {
   tell_unmatched(hashes.only_a, 'A', what);
   tell_unmatched(hashes.only_b, 'B', what);
@@ -94,8 +94,8 @@ void tell(const plait::hash_difference& hashes, const char* what, std::int64_t s
   fmt::print("\n");
 }
 
-/// Tells of the first step at which something differs, and, where its weights are equal or not known, of the first at
-/// which they differ.
+/// Prints the first step that differs. If its weights are equal or unknown, also prints the first step whose weights
+/// differ.
 void tell_first(const plait::run_comparison& found) {
   const plait::step_difference& first = found.differences.front();
   std::vector<std::int64_t> before = found.compared;

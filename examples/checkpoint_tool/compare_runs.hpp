@@ -1,5 +1,4 @@
-// Compares the logs of two runs step by step, in every bit: where they differ first, in which numbers and parameters.
-// It prints nothing: examples/checkpoint_tool does. Saved steps are compared by checkpoint_tool/tensor_difference.hpp.
+// Compares the logs of two runs step by step, in every bit: finds the steps, numbers and parameters that differ.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +16,8 @@
 
 namespace plait {
 
-/// Returns the layer that a parameter is of, by its name: up to the first number in it, as `model.layers.3` of
-/// `model.layers.3.mlp.up_proj.weight`; where there is none, all but its last part, as `model.norm`.
+/// Returns the layer of a parameter, by its name: the part up to the first number, as `model.layers.3` for
+/// `model.layers.3.mlp.up_proj.weight`. Without a number it is all but the last part, as `model.norm`.
 constexpr std::string_view layer_of(std::string_view parameter) {
   for (std::size_t begin = 0; begin < parameter.size();) {
     const std::size_t end = std::min(parameter.find('.', begin), parameter.size());
@@ -30,13 +29,13 @@ constexpr std::string_view layer_of(std::string_view parameter) {
   return last == parameter.npos ? parameter : parameter.substr(0, last);
 }
 
-/// A number of a step that has other bits in the two logs.
+/// A number of a step whose bits differ in the two logs.
 struct number_difference {
-  std::string_view name;  ///< as the log has it
+  std::string_view name;  ///< its name in the log
   double a = 0, b = 0;
 };
 
-/// The hashes of one sort that two logs have of a step.
+/// The difference of two logs' hashes of a step, of weights or of gradients.
 struct hash_difference {
   struct entry {
     std::string name;
@@ -49,25 +48,25 @@ struct hash_difference {
   bool equal() const { return differing.empty() && only_a.empty() && only_b.empty(); }
 };
 
-/// A step at which two runs differ, and all that is known of it.
+/// A step at which two runs differ, with all differences.
 struct step_difference {
   std::int64_t step = 0;
   std::vector<number_difference> numbers{};
-  hash_difference weights{}, gradients{};  ///< where only one log has them, nothing is compared
+  hash_difference weights{}, gradients{};  ///< empty if only one log has hashes
 
   bool equal() const { return numbers.empty() && weights.equal() && gradients.equal(); }
 };
 
-/// Two runs beside each other. Steps are in ascending order.
+/// The comparison of two runs. Steps are in ascending order.
 struct run_comparison {
-  std::vector<std::int64_t> compared;        ///< steps of which both logs have something alike
-  std::vector<std::int64_t> only_a, only_b;  ///< steps that one log has
-  std::vector<std::int64_t> apart;           ///< in both logs, numbers in one and hashes in the other
-  std::vector<std::int64_t> hashed, hashed_only_a, hashed_only_b;  ///< of those in both logs, by who hashed the weights
-  std::vector<step_difference> differences;                        ///< of those compared
+  std::vector<std::int64_t> compared;        ///< steps for which both logs have numbers, or both have hashes
+  std::vector<std::int64_t> only_a, only_b;  ///< steps that only one log has
+  std::vector<std::int64_t> apart;           ///< steps with only numbers in one log and only hashes in the other
+  std::vector<std::int64_t> hashed, hashed_only_a, hashed_only_b;  ///< common steps, by logs with hashes of weights
+  std::vector<step_difference> differences;                        ///< the compared steps that differ
 
   bool equal() const { return differences.empty(); }
-  /// The first step at which weights were compared and differ; null: there is none.
+  /// Returns the first compared step whose weights differ; null: there is none.
   const step_difference* first_weights() const {
     for (const step_difference& d : differences)
       if (!d.weights.equal()) return &d;
@@ -95,8 +94,8 @@ inline hash_difference compare_hashes(const named_hashes& a, const named_hashes&
   return out;
 }
 
-/// Compares what two logs have of one step. Numbers are equal if their bits are; those that are not finite are
-/// all the same NaN, because the log has null for each.
+/// Compares one step in two logs. Numbers are equal if their bits are. All numbers that are not finite are equal,
+/// because the log has null for each.
 inline step_difference compare_steps(const logged_step& a, const logged_step& b) {
   step_difference out{.step = a.step};
   const auto compare = [&](std::string_view name, double x, double y) {

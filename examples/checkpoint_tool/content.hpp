@@ -7,10 +7,10 @@
 
 #include "plait/checkpoint/manifest.hpp"
 
-/// Returns "weights", or what of an optimizer's state a tensor is: "exp_avg" of "optim.NAME.exp_avg".
+/// Returns the kind of a tensor: "weights", or the part of an optimizer's state, as "exp_avg" for "optim.NAME.exp_avg".
 std::string_view kind_of_tensor(std::string_view name);
 
-/// Tensors of one kind and one type of elements.
+/// The total of the tensors of one kind and one type of elements.
 struct kind_total {
   std::string kind;
   plait::safetensors_dtype dtype{};
@@ -19,15 +19,15 @@ struct kind_total {
 /// Returns the totals by kind and type, in the order in which a manifest has them.
 std::vector<kind_total> totals_of(const plait::manifest& saved);
 
-/// What one writer has written.
+/// The total of one writer.
 struct writer_total {
   std::uint64_t boxes = 0, blobs = 0;
-  std::uint64_t data = 0;  ///< bytes behind the header
+  std::uint64_t data = 0;  ///< bytes after the header
 };
 /// Returns a total for each file of a manifest.
 std::vector<writer_total> writers_of(const plait::manifest& saved);
 
-/// How many bytes of a tensor are read at once.
+/// The number of bytes of a tensor that are read at once.
 inline constexpr std::uint64_t chunk_bytes = 8 << 20;
 
 std::uint64_t bytes_of(const plait::stored_tensor& tensor);

@@ -24,7 +24,7 @@ namespace {
 
 using enum table::align;
 
-/// Things of one sort in two steps, by their names.
+/// Tensors or scalars in two steps, matched by their names.
 template <class T>
 struct matched {
   std::vector<const T*> only_a, only_b;
@@ -54,7 +54,7 @@ matched<T> match(const std::vector<T>& a, const std::vector<T>& b) {
   return out;
 }
 
-/// Prints the names that one step alone has. Returns how many there are.
+/// Prints the names that only one step has. Returns their number.
 template <class T>
 std::size_t tell_unmatched(const matched<T>& m, const char* what) {
   for (const auto& [names, of] : {std::pair(&m.only_a, 'A'), std::pair(&m.only_b, 'B')})
@@ -158,7 +158,7 @@ class step_diff {
     return told(unmatched, same, 0, apart, "equal");
   }
 
-  /// Counts what was found, and puts it into words.
+  /// Returns the numbers of findings as text.
   std::string told(std::size_t unmatched, std::size_t same, std::size_t near, std::size_t apart, const char* equal) {
     differences_ += unmatched + apart;
     near_ += near;

@@ -21,15 +21,15 @@
 
 namespace {
 
-/// A new file that gets its name when it is whole, and then only if nothing else has it. Destroyed before, it leaves
-/// nothing.
+/// A new file that gets its name when it is whole, and only if no other file has the name. If it is destroyed before,
+/// no file remains.
 class new_file {
  public:
   explicit new_file(const std::string& path) : path_(path) {
     if (path.empty()) plait::fail("OUT: the name of the file to write is empty");
     about("OUT", [&] {
       if (plait::machine_files().kind_of(path)) refuse_existing();
-      int count = 0;  // a killed process that had the same number may have left one
+      int count = 0;  // a killed process with the same number may have left a file
       do temporary_ = fmt::format("{}.tmp-{}-{}", path, ::getpid(), count++);
       while (plait::machine_files().kind_of(temporary_));
     });
@@ -42,10 +42,10 @@ class new_file {
 
   const std::string& directory() const { return directory_; }
   plait::safetensors_stream create(plait::safetensors_plan plan) {
-    made_ = true;  // or it is nothing that is removed
+    made_ = true;  // from here on, the destructor removes the file
     return plait::safetensors_stream(plait::machine_files(), temporary_, std::move(plan));
   }
-  /// A rename would take the place of a file that another program has made since.
+  /// Gives the file its name. A rename would replace a file that another program has made since.
   void commit() {
     if (::link(temporary_.c_str(), path_.c_str()) != 0) {
       if (errno == EEXIST) refuse_existing();

@@ -23,7 +23,7 @@
 
 namespace {
 
-/// Refuses a directory that has not the model's tensors, all of them and no others.
+/// Refuses a directory unless it has exactly the model's tensors.
 void require_model(const plait::model_directory& from) {
   plait::manifest there;
   for (const plait::weight_tensor& t : from.entries)

@@ -23,7 +23,7 @@ using enum table::align;
 
 std::string bytes_text(std::uint64_t bytes) { return size_text(static_cast<double>(bytes)); }
 
-/// A step of a folder, as far as it can be read.
+/// A step of a folder, and whether it can be read.
 struct listed_step {
   std::string path;
   plait::manifest saved;

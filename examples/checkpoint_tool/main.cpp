@@ -12,7 +12,7 @@
 
 namespace {
 
-/// Runs the command that is asked for. Returns the exit code.
+/// Runs the given command. Returns the exit code.
 int run(int argc, char** argv) {
   CLI::App app{"Looks into training states that were saved on any layout, and compares runs by their logs.",
                "checkpoint_tool"};
@@ -119,7 +119,7 @@ void complain(const char* why) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes becomes an error of the write
   try {
     plait::open_standard_descriptors();
     const int code = run(argc, argv);

@@ -26,7 +26,7 @@ place find_place(const std::string& argument, const std::string& path) {
   place out{path};
   while (out.path.size() > 1 && out.path.back() == '/') out.path.pop_back();
   if (has_step_name(out.path)) return {out.path, true};
-  std::error_code fault;  // "." and links have names of their own
+  std::error_code fault;  // the path may be "." or a link, so its real name is needed
   const std::string full = std::filesystem::canonical(out.path, fault).string();
   if (!fault && has_step_name(full)) return {full, true};
   if (plait::machine_files().kind_of(out.path + "/manifest.json"))

@@ -5,16 +5,16 @@
 #include "../about.hpp"
 #include "plait/checkpoint/manifest.hpp"
 
-/// What an argument of the command line names.
+/// The directory that an argument of the command line names.
 struct place {
   std::string path;      ///< without slashes at its end
-  bool is_step = false;  ///< else a folder, of steps as it may be
+  bool is_step = false;  ///< false: a folder, which may have steps
 };
 
 /// Throws `plait::error`, which begins with `argument`, unless the path is that of a directory.
 place find_place(const std::string& argument, const std::string& path);
 
-/// A step and what its manifest says.
+/// A step and its manifest.
 struct opened_step {
   std::string path;
   plait::manifest saved;
@@ -23,5 +23,5 @@ struct opened_step {
 /// Throws `plait::error`, which begins with `argument`, unless the path is that of a step with a good manifest.
 opened_step open_step(const std::string& argument, const std::string& path);
 
-/// Returns whether a directory, which need not be there, is another one, or in it.
+/// Returns whether a directory, which need not exist, is `other` or is in it.
 bool lies_in(const std::string& directory, const std::string& other);

@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::int64_t most_writers = 1024;  // each is an open file
 
-/// Returns the first element of a tensor that a writer has: as many as each other, one after the other.
+/// Returns the first element of a tensor that a writer has. Writers have equal parts, in order.
 std::int64_t border(const plait::stored_tensor& tensor, std::int64_t writer, std::int64_t writers) {
   const std::int64_t n = plait::elements_of(tensor);
   return n / writers * writer + n % writers * writer / writers;

@@ -7,7 +7,7 @@
 
 namespace {
 
-/// Characters of a text in UTF-8: its bytes without those that continue one.
+/// Returns the number of characters in a UTF-8 text: its bytes without continuation bytes.
 std::size_t width_of(std::string_view text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));

@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
-/// Returns a text of unknown origin as it may be printed on a terminal, on one line: control characters are escaped.
+/// Returns a text of unknown origin made safe for one line of a terminal: control characters are escaped.
 std::string printable(std::string_view text);
 
-/// Rows of text in columns as wide as they need to be; those of numbers end alike.
+/// Rows of text in columns as wide as needed. Columns of numbers are right-aligned.
 class table {
  public:
   enum class align { left, right };
@@ -19,10 +19,10 @@ class table {
   };
 
   explicit table(std::vector<column> columns) : columns_(std::move(columns)) {}
-  /// As many cells as there are columns. They are made printable.
+  /// Adds a row, with one cell for each column. Cells are made printable.
   void add(const std::vector<std::string>& cells);
   bool empty() const { return rows_.empty(); }
-  /// Returns the titles and the rows, a line each.
+  /// Returns the titles and the rows, one line each.
   std::string text() const;
 
  private:

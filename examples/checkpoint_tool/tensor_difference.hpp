@@ -1,4 +1,4 @@
-// By how much two tensors of saved steps differ, element by element.
+// Compares two tensors of saved steps element by element.
 #pragma once
 
 #include <algorithm>
@@ -19,17 +19,17 @@
 
 namespace plait {
 
-/// By how much the elements of two tensors a and b of one shape and type differ.
+/// The difference of two tensors a and b of one shape and type.
 struct tensor_difference {
-  std::uint64_t elements = 0;   ///< that were compared
-  std::uint64_t differing = 0;  ///< in any bit: 0 and -0 count, and so do two NaNs
+  std::uint64_t elements = 0;   ///< number of compared elements
+  std::uint64_t differing = 0;  ///< elements that differ in any bit: 0 and -0 count, and so do two NaNs
   double largest = 0;           ///< the largest finite |a| or |b|
-  double absolute = 0;  ///< the largest |a - b|; infinite where one is finite and the other not; two NaNs are alike
-  double relative = 0;  ///< the largest |a - b| / max(|a|, |b|) of one element; at most 2, or infinite
+  double absolute = 0;          ///< the largest |a - b|; infinite if only one is finite; two NaNs have the difference 0
+  double relative = 0;          ///< the largest |a - b| / max(|a|, |b|) of one element; at most 2, or infinite
 
   bool identical() const { return differing == 0; }
-  /// Whether no element differs by more than `tolerance` times the largest of the tensor. Noise in elements that are
-  /// small relative to others counts for as little as in a product with the tensor.
+  /// Whether no element differs by more than `tolerance` times the largest element. So noise in small elements counts
+  /// as little as in a product with the tensor.
   bool within(double tolerance) const { return absolute <= tolerance * largest; }
 };
 
@@ -40,7 +40,7 @@ inline void add_size(double x, tensor_difference& into) {
   if (size <= std::numeric_limits<double>::max()) into.largest = std::max(into.largest, size);
 }
 
-/// Adds two elements that differ. `gap` is |a - b| of numbers that are both finite.
+/// Adds two elements that differ. `gap` is |a - b| if both are finite.
 inline void add_gap(double a, double b, double gap, tensor_difference& into) {
   ++into.differing;
   if (std::isnan(a) && std::isnan(b)) return;
@@ -83,7 +83,7 @@ void add_elements(std::span<const std::byte> a, std::span<const std::byte> b, te
 
 }  // namespace detail
 
-/// Adds elements of two tensors to what is known of their difference. Throws `error` if there are not as many of each.
+/// Adds elements of two tensors to their difference. Throws `error` if the numbers of elements differ.
 inline void add_difference(safetensors_dtype type, std::span<const std::byte> a, std::span<const std::byte> b,
                            tensor_difference& into) {
   if (a.size() != b.size() || a.size() % size_of(type) != 0)
@@ -91,9 +91,8 @@ inline void add_difference(safetensors_dtype type, std::span<const std::byte> a,
   detail::with_stored_type(type, [&]<class Stored>(Stored) { detail::add_elements<Stored>(a, b, into); });
 }
 
-/// Reads two tensors of one shape and type from end to end, with memory for about `chunk_bytes` of each, and compares
-/// them. Throws `error` where they are of another shape or type, and as `flat_reader::read` does for what cannot be
-/// read or is damaged.
+/// Reads and compares two tensors of one shape and type, with memory for about `chunk_bytes` of each. Throws `error` if
+/// shapes or types differ, and as `flat_reader::read` does for unreadable or damaged data.
 inline tensor_difference compare_tensors(flat_reader& a, const stored_tensor& in_a, flat_reader& b,
                                          const stored_tensor& in_b, std::uint64_t chunk_bytes) {
   if (in_a.shape != in_b.shape || in_a.dtype != in_b.dtype)

@@ -20,7 +20,7 @@ namespace {
 
 struct tally {
   std::size_t whole = 0, damaged = 0, faults = 0;
-  double bytes = 0, seconds = 0;  ///< of the steps that are whole
+  double bytes = 0, seconds = 0;  ///< of whole steps
 };
 
 std::string rate_text(double bytes, double seconds) {

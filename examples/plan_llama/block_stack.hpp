@@ -1,6 +1,5 @@
-// The kernels of a stack of transformer blocks, called in the order of a training step and timed one by one:
-// --calibrate measures what a step will meet, operands that were written a while ago and results in memory of their
-// own.
+// Runs the kernels of a stack of transformer blocks in the order of a training step, and times each, for --calibrate.
+// As in a step, operands were written some time before, and each result has its own memory.
 #pragma once
 
 #include <algorithm>
@@ -28,18 +27,18 @@ struct stack_sizes {
   std::int64_t ffn() const { return 3 * hidden; }
 };
 
-/// What one kernel of a block does: a product of m x k and k x n, attention of so many operations, an activation of so
-/// many values, or else so many bytes that are read and written.
+/// The work of one kernel of a block: a product of m x k and k x n, operations of attention, values of an activation,
+/// or bytes that are read and written.
 struct kernel_work {
   double m = 0, n = 0, k = 0, operations = 0, values = 0, bytes = 0;
-  bool adds = false, backward = false;  ///< to a result that was there; of an activation
+  bool adds = false, backward = false;  ///< a product adds to its result; an activation is a backward pass
 };
 
-/// Blocks of one rank in numbers of type T, each with weights, gradients and activations of its own.
+/// Blocks of one rank in numbers of type T. Each block has its own weights, gradients and activations.
 template <class T>
 class block_stack {
  public:
-  /// As many layers as take `bytes` together, at least two.
+  /// Makes as many layers as take `bytes` together, at least two.
   block_stack(const stack_sizes& sizes, std::int64_t bytes) : z_(sizes) {
     const std::int64_t values = z_.tokens * (4 * z_.hidden + 2 * z_.projected() + 3 * z_.ffn());
     const auto each = values * static_cast<std::int64_t>(sizeof(T)) +
@@ -53,7 +52,7 @@ class block_stack {
     shape_.scale = 0.2, shape_.q_stride = shape_.k_stride = shape_.v_stride = z_.projected();
   }
 
-  /// What the kernels are, in the order of their numbers.
+  /// The work of the kernels, by their numbers.
   const std::vector<kernel_work>& works() const { return works_; }
   /// The seconds of each call so far, by kernel.
   const std::vector<std::vector<double>>& seconds() const { return seconds_; }
@@ -61,7 +60,7 @@ class block_stack {
     for (auto& s : seconds_) s.clear();
   }
 
-  /// A forward and a backward pass of all layers.
+  /// Runs a forward and a backward pass of all layers.
   void pass() {
     for (auto& l : layers_) next_ = 0, forward(l);
     const std::size_t first = next_;
@@ -118,13 +117,13 @@ class block_stack {
     seconds_[next_++].push_back(seconds_now() - start);
   }
 
-  /// y[tokens, out] = x[tokens, in] w[out, in]^T.
+  /// Computes y[tokens, out] = x[tokens, in] w[out, in]^T.
   void product(const std::vector<T>& x, const std::vector<T>& w, std::vector<T>& y, std::int64_t in, std::int64_t out) {
     const auto t = z_.tokens;
     timed(product_work(t, out, in),
           [&] { d_.gemm(false, true, t, out, in, 1, x.data(), in, w.data(), in, 0, y.data(), out); });
   }
-  /// The gradients of that product's weight, which are added to, and of its input.
+  /// Adds to the gradient of that product's weight, and computes the gradient of its input.
   void product_backward(const std::vector<T>& x, const std::vector<T>& w, const std::vector<T>& dy, std::vector<T>& dx,
                         statistics& dw, std::int64_t in, std::int64_t out) {
     const auto t = z_.tokens;
@@ -136,7 +135,7 @@ class block_stack {
   static kernel_work product_work(std::int64_t m, std::int64_t n, std::int64_t k, bool adds = false) {
     return {.m = static_cast<double>(m), .n = static_cast<double>(n), .k = static_cast<double>(k), .adds = adds};
   }
-  /// So many values of a token are read and written.
+  /// Returns the work of a kernel that reads and writes `values` values of each token.
   kernel_work bytes_work(std::int64_t values) const {
     return {.bytes = static_cast<double>(values * z_.tokens) * sizeof(T)};
   }

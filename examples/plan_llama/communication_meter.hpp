@@ -1,5 +1,5 @@
-// What communication costs ranks that compute in between, as in a training step: --calibrate measures it on groups of
-// ranks, some of which may outnumber the cores. Kernels are measured by block_stack.hpp.
+// Measures for --calibrate the cost of communication for ranks that compute in between, as in a training step. Groups
+// of ranks may have more ranks than there are cores.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 #include "plait/device/cpu.hpp"
 #include "plan_llama/planner/calibrate.hpp"
 
-/// Waits for all ranks of a group. One that is `idle` asleep: under MPI a rank that waits looks for news all the time,
-/// which would slow down the ranks that measure, where all of them are more than the cores.
+/// Waits for all ranks of a group. An `idle` rank sleeps while it waits: under MPI a waiting rank polls, which slows
+/// down measuring ranks if there are more ranks than cores.
 inline void meet(plait::any_communicator& all, bool idle) {
   double in = 0, out = 0;
   plait::request met = all.start_all_reduce(&in, &out, 1, plait::dtype::f64, plait::reduce_op::sum);
@@ -34,7 +34,7 @@ class work_between {
     once();
     times_ = static_cast<int>(std::clamp(seconds / (seconds_now() - start), 1.0, 1000.0));
   }
-  /// As long on all ranks of a group.
+  /// Makes the work equally long on all ranks of a group.
   void agree(plait::any_communicator& group) {
     double shared = times_;
     group.all_reduce(&shared, &shared, 1, plait::dtype::f64, plait::reduce_op::min);
@@ -46,7 +46,7 @@ class work_between {
 
  private:
   static constexpr std::int64_t size = 256;
-  static constexpr int sets = 16;  // of operands, so that a core's own caches do not hold them
+  static constexpr int sets = 16;  // sets of operands: too many for a core's own caches
 
   void once() {
     const auto offset = static_cast<std::size_t>(at_ = (at_ + 1) % sets) * size * size;
@@ -58,31 +58,31 @@ class work_between {
   int times_ = 1, at_ = 0;
 };
 
-/// Measures what the first so many ranks of `all` wait for when they communicate.
+/// Measures the communication of the first ranks of `all`.
 class communication_meter {
  public:
   communication_meter(plait::any_communicator all, std::int64_t cores) : all_(std::move(all)), cores_(cores) {}
 
-  /// All-reduces, gathers, scatters and messages from 1 KB to 16 MB between computations: what a rank waits for the
-  /// others, what it costs to be woken, and to fetch what another core has just written count, which collectives one
-  /// after the other do not show. Each is the difference of rounds with and without it, which alternate.
+  /// Measures all-reduces, gathers, scatters and messages from 1 KB to 16 MB between computations. So the times include
+  /// waits for other ranks, wake-ups, and fetches of data that another core has just written, which collectives one
+  /// after the other do not show. Each time is the difference of rounds with and without the call; these alternate.
   void collectives(std::int64_t ranks, plait::planner::measurements& out) {
     plait::any_communicator group = first(ranks);
     if (group) collectives_of(group, out);
     meet(all_, !group);
   }
 
-  /// Reductions that are started before a computation and waited for after it, as those of gradients beside the layers
-  /// below: what they take beyond the computation, which is half as long.
+  /// Measures reductions that start before a computation and are waited for after it, as those of gradients during a
+  /// backward pass. The result is the time in addition to the computation, which is half as long as the reduction.
   void overlap(std::int64_t ranks, plait::planner::measurements& out) {
     plait::any_communicator group = first(ranks);
     if (group) overlap_of(group, out);
     meet(all_, !group);
   }
 
-  /// A pipeline of more ranks than cores, in the order of 1F1B with passes as long backward as forward: what it takes
-  /// beyond its work on the cores, for each message that the next pass waits for. A rank whose message has come still
-  /// waits for a core, on which another one computes.
+  /// Measures a pipeline of more ranks than cores, in the order of 1F1B, with equally long passes. The result is the
+  /// time in addition to its work on the cores, for each message that a pass waits for. A rank whose message has come
+  /// must still wait for a core on which another rank computes.
   void pipeline(std::int64_t ranks, plait::planner::measurements& out) {
     plait::any_communicator group = first(ranks);
     if (group) pipeline_of(group, out);
@@ -96,7 +96,7 @@ class communication_meter {
     return all_.split(all_.rank() < ranks ? 0 : -1, all_.rank(), "calibration");
   }
 
-  /// Seconds that `work` takes on the slowest rank.
+  /// Returns the seconds of `work` on the slowest rank.
   template <class Work>
   static double timed(plait::any_communicator& group, Work&& work) {
     group.barrier();
@@ -134,7 +134,7 @@ class communication_meter {
                      }) /
                times;
       };
-      const auto one_way = [&](float* to) {  // there and back are two messages of which each is waited for
+      const auto one_way = [&](float* to) {  // a message to the peer and one back, one after the other
         const int peer = 1 - group.rank();
         if (group.rank() == 0) group.send(x.data(), whole, f32, peer), group.receive(to, whole, f32, peer);
         if (group.rank() == 1) group.receive(to, whole, f32, peer), group.send(x.data(), whole, f32, peer);
@@ -146,7 +146,7 @@ class communication_meter {
                                   round([&](float* to) { group.all_gather(x.data(), to, part, f32); }),
                                   round([&](float* to) { group.reduce_scatter(x.data(), to, part, f32, sum); }),
                                   ranks == 2 ? round(one_way) : 0};
-        if (i < 0) continue;  // touches memory
+        if (i < 0) continue;  // the first round only touches memory
         alone.push_back(seconds[0]), reduced.push_back(seconds[1]), gathered.push_back(seconds[2]);
         scattered.push_back(seconds[3]), sent.push_back(seconds[4]);
       }
@@ -187,8 +187,8 @@ class communication_meter {
   }
 
   void pipeline_of(plait::any_communicator& group, plait::planner::measurements& found) {
-    constexpr double pass_seconds = 4e-3;    // longer than a scheduler lets one thread run before another that is ready
-    constexpr std::size_t values = 1 << 16;  // too much to leave its sender before the receiver takes it
+    constexpr double pass_seconds = 4e-3;    // longer than a scheduler's time slice
+    constexpr std::size_t values = 1 << 16;  // so many that a sender waits for the receiver
     constexpr int rounds = 5;
     const int ranks = group.size(), rank = group.rank(), microbatches = 2 * ranks;
     const bool first = rank == 0, last = rank + 1 == ranks;
@@ -197,7 +197,7 @@ class communication_meter {
     std::vector<float> out(values, 1.0f), back(values, 1.0f);
     std::vector<std::vector<float>> in(static_cast<std::size_t>(microbatches), out), gradient = in;
     const auto round = [&] {
-      std::vector<plait::request> arriving, returning, sent;  // those sent are waited for at the end, as in a step
+      std::vector<plait::request> arriving, returning, sent;  // `sent` is waited for at the end, as in a step
       for (int k = 0; k < microbatches; ++k) {
         const auto at = static_cast<std::size_t>(k);
         if (!first) arriving.push_back(group.start_receive(in[at].data(), values, f32, rank - 1));
@@ -223,7 +223,7 @@ class communication_meter {
     std::vector<double> piped, alone;
     for (int i = 0; i < rounds; ++i) {
       piped.push_back(timed(group, round));
-      // As many as have a core each work; all of them would take that many times as long.
+      // Only as many ranks as there are cores work. More ranks would take proportionally longer.
       if (workers) alone.push_back(timed(workers, [&] { pass(2 * microbatches); }));
       meet(group, !workers);
     }

@@ -39,7 +39,7 @@ struct options {
   bool json = false;
 };
 
-/// Properties that are options as well as columns, in the order in which they are set.
+/// Properties that are both options and columns, in the order in which they are set.
 constexpr const char* property_names[] = {"model", "cluster", "program", "precision", "seq", "batch", "batch_tokens"};
 
 void declare(CLI::App& app, options& opt) {
@@ -104,7 +104,7 @@ void declare(CLI::App& app, options& opt) {
   app.add_option("--print-hardware", opt.print_hardware, "prints a machine's description, to start a file from");
 }
 
-/// Refuses options that say nothing beside `option`, where that is given.
+/// Refuses options that have no effect together with `option`, if that is given.
 void alone(const CLI::App& app, const char* option, const char* what, std::initializer_list<std::string_view> beside) {
   if (app.count(option) == 0) return;
   for (const CLI::Option* o : app.get_options())
@@ -113,7 +113,7 @@ void alone(const CLI::App& app, const char* option, const char* what, std::initi
       plait::fail({option, " ", what, ", and ", o->get_name(), " would say nothing; leave one of them out"});
 }
 
-/// Refuses options without a value, and those that would do nothing.
+/// Refuses options without a value, and options without an effect.
 void check_given(const CLI::App& app, const options& opt) {
   for (const CLI::Option* o : app.get_options())
     for (const std::string& value : o->results())
@@ -187,7 +187,7 @@ pp::search_options search_of(const options& opt) {
   return out;
 }
 
-/// The fastest layouts in all precisions but the one that is asked for.
+/// Returns the fastest layouts in all other precisions.
 std::vector<in_precision> in_other_precisions(const request& asked, pp::search_options search) {
   std::vector<in_precision> out;
   search.most = 1;
@@ -203,7 +203,7 @@ std::vector<in_precision> in_other_precisions(const request& asked, pp::search_o
   return out;
 }
 
-/// The layout that is asked for, or the best ones.
+/// Returns the given layout with its price, or the best layouts.
 findings find(const options& opt, const request& asked) {
   findings f;
   f.asked = asked;

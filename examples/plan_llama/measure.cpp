@@ -27,14 +27,14 @@ namespace {
 namespace pp = plait::planner;
 using std::int64_t;
 
-/// The processors that this process may use.
+/// Returns the number of processors that this process may use.
 int64_t processors() {
   cpu_set_t set;
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-/// One rank that measures with all others: kernels as a training step calls them, on as many ranks as have a core each,
-/// and collectives between such kernels.
+/// Measures on one of several ranks: kernels as a training step calls them, on as many ranks as there are cores, and
+/// collectives between such kernels.
 class measurer {
  public:
   measurer(plait::any_communicator all, int64_t cores) : all_(std::move(all)), cores_(cores) {
@@ -60,7 +60,7 @@ class measurer {
     for (int64_t ranks = 2; ranks <= most; ranks *= 2) links.collectives(ranks, out);
     for (int64_t ranks = 2; ranks <= std::min(most, cores_); ranks *= 2) links.overlap(ranks, out);
     for (int64_t ranks = 2; ranks <= most; ranks *= 2)
-      if (ranks > cores_) {  // those that outnumber the cores least
+      if (ranks > cores_) {  // the smallest group with more ranks than cores
         links.pipeline(ranks, out);
         break;
       }
@@ -68,17 +68,17 @@ class measurer {
   }
 
  private:
-  /// Seconds that are equal on all ranks that measure: their mean.
+  /// Returns the mean of seconds over all measuring ranks, equal on all.
   double mean(double seconds) {
     workers_.all_reduce(&seconds, &seconds, 1, plait::dtype::f64, plait::reduce_op::sum);
     return seconds / static_cast<double>(working_);
   }
 
-  /// The kernels of a stack of blocks. Others than products are measured in float alone, and together: a norm takes
-  /// longer for its bytes than an addition, and every block has both in the same proportion.
+  /// Measures the kernels of a stack of blocks. Kernels other than products are measured only in float, and together: a
+  /// norm takes longer for its bytes than an addition, and every block has both in the same proportion.
   template <class T>
   void computed(pp::number_kind kind, const stack_sizes& sizes, pp::measurements& out) {
-    constexpr int64_t stack_bytes = 24 << 20;  // more than a core's own caches
+    constexpr int64_t stack_bytes = 24 << 20;  // more than a core's own caches hold
     constexpr int passes = 5;
     block_stack<T> stack(sizes, stack_bytes);
     stack.pass();  // touches its memory
@@ -104,8 +104,8 @@ class measurer {
     out.kernels.push_back(moved);
   }
 
-  /// Of the calls of a kernel in several passes, the mean of a pass, in the middle of the passes: a step takes the sum
-  /// of all its calls, of which some are disturbed, and the middle of the calls would leave those out.
+  /// Returns the median over passes of a kernel's mean time in a pass. A step takes the sum of all its calls, and some
+  /// are disturbed; the median of single calls would leave these out.
   static double typical(const std::vector<double>& calls, int passes) {
     const std::size_t each = calls.size() / static_cast<std::size_t>(passes);
     std::vector<double> means;
@@ -127,7 +127,7 @@ void check_ranks(int64_t ranks) {
     plait::fail({"--ranks is ", ranks, "; legal are 2 to 1024, with which collectives can be measured"});
 }
 
-/// Measures on one rank of all, and writes what it was on the first.
+/// Measures on each rank; the first rank writes the description.
 void measure(plait::any_communicator all, const std::string& path, const std::string& backend) {
   const int64_t ranks = all.size(), here = processors();
   measurer m(all, here);
@@ -150,7 +150,7 @@ void measure(plait::any_communicator all, const std::string& path, const std::st
 }  // namespace
 
 void calibrate_to(const std::string& path, int64_t ranks, const std::string& backend, int argc, char** argv) {
-  if (backend == "threads") plait::atomic_file(path, "--calibrate");  // can be written, and leaves no trace
+  if (backend == "threads") plait::atomic_file(path, "--calibrate");  // checks that the file can be written
   if (backend == "threads") {
     check_ranks(ranks);
     plait::threads::run(static_cast<int>(ranks), [&](plait::threads::communicator all) {
@@ -160,7 +160,7 @@ void calibrate_to(const std::string& path, int64_t ranks, const std::string& bac
   }
 #ifdef PLAIT_WITH_MPI
   keep_heap();          // as the trainer does
-  std::string refusal;  // which an exception that leaves MPI's environment would lose
+  std::string refusal;  // an exception that left MPI's environment would be lost
   {
     const plait::mpi::environment environment(&argc, &argv);
     const int64_t started = plait::mpi::communicator::world().size();

@@ -15,7 +15,7 @@ namespace {
 
 namespace pp = plait::planner;
 
-/// "16.8 M"
+/// Returns a number with a unit, such as "16.8 M".
 std::string with_unit(double value) {
   constexpr const char* units[] = {"", " k", " M", " B", " T"};
   std::size_t unit = 0;
@@ -33,9 +33,9 @@ double cost(const findings& f, const pp::ranked_layout& r) {
   return days(f, r) * 24 * static_cast<double>(r.price.layout.ranks()) * f.why.hour_price;
 }
 
-/// The mesh as a type; `train_llama --mesh` takes the same extents, with tp and tp_rep as one. Ranks of tp beyond the
-/// heads of keys hold copies of those: an axis of their own, as have copies along a part of dp. A hybrid's axes follow.
-/// Ranks of dp over which experts are shared out are the axis ep.
+/// Returns the mesh as a type. `train_llama --mesh` takes the same extents, with tp and tp_rep as one axis. If tp has
+/// more ranks than there are kv heads, copies of a head are the axis tp_rep. Copies along a part of dp are also an
+/// axis, and a hybrid's axes follow. Ranks of dp over which experts are sharded are the axis ep.
 std::string mesh_type(const findings& f, const pp::training_layout& l) {
   const auto axis = [](const char* name, std::int64_t extent) {
     return fmt::format("pl::axis<pl::{}, {}>", name, extent);
@@ -59,13 +59,13 @@ std::string mesh_type(const findings& f, const pp::training_layout& l) {
   return out;
 }
 
-/// What `train_llama` has no option for in a layout; empty: it has them all.
+/// Returns the part of a layout for which `train_llama` has no option; empty: none.
 std::string not_trainable(const pp::training_layout& l) {
   if (l.replicate == pp::replication::over_part_of_dp) return "copies along a part of dp";
   return l.folds_experts && l.ep > 1 ? "whole experts over ranks of tp, cp and dp" : "";
 }
 
-/// The first of the layouts found that `train_llama` has options for.
+/// Returns the first layout for which `train_llama` has all options.
 const pp::ranked_layout* trainable(const findings& f) {
   for (const pp::ranked_layout& r : f.ranked)
     if (not_trainable(r.price.layout).empty()) return &r;
@@ -79,7 +79,7 @@ std::string trainer_options(const findings& f, const pp::training_layout& l) {
                                 f.asked.job.seq, f.asked.job.global_batch, l.microbatch);
   if (l.pp > 1) out += " --schedule " + pp::schedule_text(l);
   if (l.cp > 1 && l.context != pp::context_kind::ring) {
-    // Gathered keys are even work for all ranks where a rank has a piece of each half, if the sequence has so many.
+    // With gathered keys all ranks have even work in zigzag order, if the sequence has enough tokens for it.
     const bool even = l.context == pp::context_kind::all_gather_kv &&
                       f.asked.job.seq % (2 * l.cp * (l.cuts_sequence() ? l.tp : 1)) == 0;
     out += fmt::format(" --attention {}:{}", pp::name_of(l.context), even ? "zigzag" : "contiguous");
@@ -135,7 +135,7 @@ std::string table_line(const findings& f, const char* mark, const pp::ranked_lay
   return line + (p.fits ? "" : "  (does not fit)") + "\n";
 }
 
-/// What the search leaves free, and what that costs.
+/// Returns a text on the memory that the search leaves free, and the time that this costs.
 std::string margin_text(const findings& f) {
   const double limit = f.memory_share * f.asked.machine.memory;
   if (!f.found.within_share)
@@ -204,7 +204,7 @@ std::string text_report(const findings& f) {
   }
   if (f.searched && !f.found.front.empty()) {
     out += "less memory, more time, by formulas:\n";
-    for (const pp::layout_price& p : f.found.front)  // a few of them, evenly
+    for (const pp::layout_price& p : f.found.front)  // about eight of them, evenly spaced
       if ((&p - f.found.front.data()) % std::max<std::ptrdiff_t>(1, std::ssize(f.found.front) / 8) == 0)
         out += fmt::format("  {:6.1f} GB {:>10}  {}\n", p.memory.total() / 1e9, duration_text(p.step()),
                            pp::layout_text(p.layout));

@@ -33,7 +33,7 @@ bool switch_value(const std::string& text, const std::string& flag) {
   return text == "1";
 }
 
-/// Cells of a line. A cell in quotes may hold commas.
+/// Returns the cells of a line. A cell in quotes may have commas.
 std::vector<std::string> cells_of(std::string_view line, const std::string& where) {
   std::vector<std::string> cells(1);
   bool quoted = false;
@@ -52,7 +52,7 @@ std::vector<std::string> cells_of(std::string_view line, const std::string& wher
   return cells;
 }
 
-/// A size of a model by the column that sets it, and its least value.
+/// A size of a model: the column that sets it, and its least value.
 struct size_column {
   std::int64_t* value;
   std::int64_t least;
@@ -77,7 +77,7 @@ std::map<std::string, bool*> kind_columns(pp::transformer_shape& m) {
   return {{"gated", &m.gated},     {"tied", &m.tied},       {"biases", &m.biases},
           {"dropout", &m.dropout}, {"qk_norm", &m.qk_norm}, {"shared_gate", &m.shared_gate}};
 }
-/// Facts about a program by the columns that set them.
+/// Returns the numeric facts about a program, by the columns that set them.
 std::map<std::string, double*> number_columns(pp::software& s) {
   return {{"weight_bytes", &s.weight_bytes},       {"gradient_bytes", &s.gradient_bytes},
           {"optimizer_bytes", &s.optimizer_bytes}, {"reduced_bytes", &s.reduced_bytes},
@@ -113,7 +113,7 @@ std::string names_of(const std::map<std::string, Value>& columns) {
   return text;
 }
 
-/// Sets what a column of sizes names; false: it names none.
+/// Sets the size that a column names; returns false if the column names none.
 bool set_size(pp::transformer_shape& m, const std::string& name, const std::string& value, const std::string& flag) {
   const auto sizes = size_columns(m);
   const auto kinds = kind_columns(m);
@@ -126,7 +126,7 @@ bool set_size(pp::transformer_shape& m, const std::string& name, const std::stri
   return true;
 }
 
-/// Sets a fact about the program; false: the column names none.
+/// Sets a fact about the program; returns false if the column names none.
 bool set_fact(pp::software& s, const std::string& name, const std::string& value, const std::string& flag) {
   const auto numbers = number_columns(s);
   const auto flags = fact_columns(s);
@@ -150,8 +150,8 @@ bool set_fact(pp::software& s, const std::string& name, const std::string& value
   return true;
 }
 
-/// Properties in the order in which they are set: what names a whole before what changes a part of it, and the length
-/// of a sequence before a batch of tokens.
+/// Returns the place of a property in the order in which properties are set. A model or program is set before its
+/// parts, and the length of a sequence before a batch of tokens.
 int turn(const std::string& name) {
   if (name == "model" || name == "program" || name == "cluster") return 0;
   return name == "precision" ? 1 : name == "batch_tokens" ? 3 : 2;
@@ -188,7 +188,7 @@ std::string price_cells(const request& r) {
       p.fits ? 1 : 0);
 }
 
-/// The text of --cluster, "h100:16384" or "my.json:64", as a machine and the number of its accelerators.
+/// Reads --cluster, "h100:16384" or "my.json:64", as a machine and the number of its accelerators.
 std::pair<pp::hardware, std::int64_t> parse_cluster(const std::string& text, const std::string& flag) {
   pp::cluster read = pp::load_cluster(text, flag);
   if (read.accelerators == 0)
@@ -233,7 +233,7 @@ void set_property(request& r, const property& given, known_clusters& clusters) {
                    (tokens / r.job.seq + 1) * r.job.seq});
     r.job.global_batch = tokens / r.job.seq;
   } else if (!set_size(r.job.model, name, value, flag) && !set_fact(r.job.program, name, value, flag)) {
-    // ", tp, cp and order, " has each key between a separator and another.
+    // A string such as ", tp, cp and order, " has separators on both sides of each key.
     std::string keys = plait::cat({", ", pp::layout_keys, ", "});
     keys.replace(keys.find(" and "), 5, ", ");
     if (keys.find(plait::cat({", ", name, ", "})) == keys.npos)
@@ -254,7 +254,7 @@ request request_of(std::vector<property> all, known_clusters& clusters) {
   return r;
 }
 
-/// Whether a row that says one of two properties says the other: a batch has one size.
+/// Whether two properties set the same thing: a batch has one size, in sequences or in tokens.
 bool is_same(const std::string& a, const std::string& b) {
   return a == b || (a.starts_with("batch") && b.starts_with("batch"));
 }

@@ -7,10 +7,10 @@
 
 #include "plan_llama/planner/step_time.hpp"
 
-/// A job on a machine, as options or the cells of a row give it.
+/// A job on a machine, from options or from the cells of a row.
 struct request {
   plait::planner::hardware machine;
-  std::int64_t accelerators = 0;  ///< 0: as many as the layout has ranks
+  std::int64_t accelerators = 0;  ///< 0: one for each rank of the layout
   plait::planner::training_job job;
   plait::planner::training_layout layout;
 };
@@ -22,10 +22,11 @@ struct property {
   std::string name, value, flag;
 };
 
-/// The request of some properties, in whatever order they are given: a program is set before its facts, a model before
-/// its sizes, and the length of a sequence before a batch in tokens. Throws `plait::error` naming the flag.
+/// Makes a request from properties in any order. It sets a program before its facts, a model before its sizes, and the
+/// length of a sequence before a batch in tokens. Throws `plait::error` with the flag.
 request request_of(std::vector<property> all);
 
-/// Prices the rows of a CSV file of layouts, and returns them as CSV, with the columns of the price behind those of the
-/// file. What a row does not say is as in `common`. The column `note` is passed on unread.
+/// Prices the rows of a CSV file of layouts. Returns them as CSV, with the columns of the price after those of the
+/// file.
+/// `common` has the properties that rows do not set. The column `note` is copied unread.
 std::string price_rows(const std::string& path, const std::vector<property>& common);

@@ -1,5 +1,5 @@
-// The time of one transformer block, and of the embedding and the head, for one microbatch on one rank: forward,
-// backward and what recomputation adds. How blocks follow each other is in step_time.hpp.
+// The times of one transformer block, of the embedding and of the head, for one microbatch on one rank: forward,
+// backward, and recomputation. step_time.hpp adds them up to a step.
 #pragma once
 
 #include <algorithm>
@@ -19,16 +19,17 @@ inline double attention_rate(const hardware& h, const software& program) {
   return attention_rate(h, program.products) * generation;
 }
 
-/// The forward and the backward time of attention's core: scores, softmax and weighted values.
+/// The forward and the backward time of attention without projections: scores, softmax and weighted values.
 struct attention_seconds {
   double forward = 0, backward = 0;
 };
 
-/// Of `queries` positions over `seq` keys each, `width` being all query heads of the rank times head_dim. A fused
-/// kernel computes what is visible, and the blocks that the causal mask cuts whole, 4 operations for each pair and
-/// width forward, and 10 backward, where scores are made again (Dao, FlashAttention-2, 2023). Unfused, the whole square
-/// is computed, 8 operations backward, and scores pass memory: 8 bytes forward and 14 backward of each, 5 more in both
-/// with dropout (Korthikanti et al. 2022, section 4.1, counts what is kept of them).
+/// Returns the times of `queries` positions over `seq` keys each. `width` is the number of the rank's query heads times
+/// head_dim. A fused kernel computes visible pairs, and whole blocks that the causal mask cuts. For each pair and width
+/// it has 4 operations forward, and 10 backward, where scores are computed again (Dao, FlashAttention-2, 2023). An
+/// unfused kernel computes the whole square, with 8 operations backward, and moves scores through memory: 8 bytes
+/// forward and 14 backward for each, and 5 more in both with dropout (Korthikanti et al. 2022, section 4.1, counts the
+/// kept bytes).
 inline attention_seconds attention_time(const hardware& h, const software& program, const transformer_shape& m,
                                         double queries, std::int64_t seq, double width) {
   const double square = queries * static_cast<double>(seq);
@@ -43,12 +44,12 @@ inline attention_seconds attention_time(const hardware& h, const software& progr
   const double product = 2 * square * width / (h.peak_of(kind) * h.share_of(kind) * fill);
   const double heads = width / depth, scores = square * heads * program.activation_bytes() / 2;
   const double dropout = m.dropout ? 5 : 0;
-  const double extra = program.fused ? 1 : 2;  // scale, mask and softmax in kernels of their own
+  const double extra = program.fused ? 1 : 2;  // unfused: scale, mask and softmax are separate kernels
   return {2 * product + memory_seconds(h, extra * (8 + dropout) * scores, 5),
           4 * product + memory_seconds(h, extra * (14 + dropout) * scores, 8)};
 }
 
-/// Seconds of a pass, by what they are spent on. Communication is what is left of it after overlap.
+/// Seconds of a pass by purpose. Communication is the part that overlap does not hide.
 struct pass_time {
   double products = 0, attention = 0, memory = 0, tensor = 0, context = 0, experts = 0;
 
@@ -67,21 +68,21 @@ struct pass_time {
 
 /// The passes of a block, an embedding or a head. `input` and `weight` are the halves of the backward pass.
 struct part_time {
-  pass_time forward, input, weight, again;  ///< again: what is computed a second time
+  pass_time forward, input, weight, again;  ///< again: recomputation
 
   constexpr double backward() const { return input.sum() + weight.sum() + again.sum(); }
 };
 
 /// Sizes of one microbatch on one rank that all formulas share.
 struct rank_sizes {
-  double tokens = 0;                    ///< of the microbatch on the rank
-  double cut_tokens = 0;                ///< where what tensor parallelism leaves whole is cut along the sequence
-  double sent = 0;                      ///< that it sends to their experts
-  double routed = 0;                    ///< that come to its experts, where all are chosen as often
+  double tokens = 0;                    ///< tokens of the microbatch on the rank
+  double cut_tokens = 0;                ///< tokens on the rank under sequence parallelism
+  double sent = 0;                      ///< rows that it sends to experts
+  double routed = 0;                    ///< rows that its experts get, if all are chosen equally often
   double query = 0, kv = 0, vocab = 0;  ///< widths on the rank
-  double dense = 0, expert = 0;         ///< of the MLP that all tokens pass, and of an expert
+  double dense = 0, expert = 0;         ///< widths of the MLP that all tokens pass, and of an expert
   double exchanged_kv =
-      0;  ///< of keys, or values, as ulysses sends and keeps them: a head for each rank of cp at least
+      0;  ///< width of keys, or of values, as ulysses sends and keeps them: at least a head for each rank of cp
   double hidden = 0;
 
   rank_sizes(const training_job& job, const training_layout& l)
@@ -99,20 +100,20 @@ struct rank_sizes {
                                                         : kv),
         hidden(static_cast<double>(job.model.hidden)) {}
 
-  /// Values between the products of MLPs.
+  /// Returns the number of values between the products of MLPs.
   double activated() const { return tokens * dense + routed * expert; }
 };
 
-/// The parts of a block that all tokens pass: attention, and an MLP.
+/// Returns the number of a block's parts that all tokens pass: attention, and an MLP.
 inline double dense_parts(const transformer_shape& m) { return m.dense_ffn() > 0 ? 2 : 1; }
-/// The parts around which tensor parallelism communicates: experts that it cuts are one.
+/// Returns the number of parts around which tensor parallelism communicates. Experts that it cuts are one part.
 inline double tensor_parts(const transformer_shape& m, const training_layout& l) {
   return dense_parts(m) + (m.experts > 0 && !l.folds_experts ? 1 : 0);
 }
 
-/// Seconds in which each rank sends tokens of `bytes` together to the ranks of `chosen` experts each, or gets them
-/// back, experts being chosen evenly. An all-to-all sends a token once for each of them; where tokens go `once`, each
-/// is sent once into every unit that has an expert of it, and is handed on within (DeepEP).
+/// Returns the seconds in which each rank sends its tokens, `bytes` together, to the ranks of `chosen` experts each, or
+/// gets them back. Experts are chosen evenly. An all-to-all sends a token once for each of its experts. With `once`, a
+/// token is sent once into every unit that has one of its experts, and is forwarded within the unit (DeepEP).
 inline double exchange_seconds(const hardware& h, const group_place& g, double bytes, double chosen, bool once) {
   if (!once) return collective_seconds(h, g, collective::all_to_all, bytes * chosen);
   const auto n = static_cast<double>(g.size);
@@ -128,10 +129,10 @@ inline double exchange_seconds(const hardware& h, const group_place& g, double b
 
 namespace detail {
 
-/// Seconds that a tensor-parallel pass around one sub-layer waits: an all-gather and a reduce-scatter, or an
-/// all-reduce. Overlap in chunks needs links as fast as those of the innermost level; across it nothing is hidden.
-/// Backward, what reduces input gradients may run beside the products of weight gradients: the reduce-scatter, or all
-/// of it.
+/// Returns the seconds that a tensor-parallel pass around one sub-layer waits for an all-gather and a reduce-scatter,
+/// or for an all-reduce. Overlap in chunks needs links as fast as those of the innermost level; beyond it nothing is
+/// hidden. Backward, the reduction of input gradients may run during the products of weight gradients: the
+/// reduce-scatter, or the all-reduce.
 inline double tensor_seconds(const hardware& h, const training_job& job, const training_layout& l, double bytes,
                              bool backward) {
   if (l.tp == 1) return 0;
@@ -146,7 +147,7 @@ inline double tensor_seconds(const hardware& h, const training_job& job, const t
   return all * (near && program.overlaps_tensor ? 1 - h.tensor_hidden : 1);
 }
 
-/// Seconds that attention waits for keys and values of other ranks, forward and backward.
+/// Returns the seconds that attention waits for keys and values of other ranks, forward and backward.
 inline attention_seconds context_seconds(const hardware& h, const training_job& job, const training_layout& l,
                                          const rank_sizes& z, const attention_seconds& attention) {
   if (l.cp == 1) return {};
@@ -156,7 +157,7 @@ inline attention_seconds context_seconds(const hardware& h, const training_job& 
     return {collective_seconds(h, group, collective::all_gather, own * cp),
             collective_seconds(h, group, collective::all_gather, own * cp) +
                 collective_seconds(h, group, collective::reduce_scatter, own * cp)};
-  if (l.context == context_kind::ulysses) {  // q, k and v there, the output back; and their gradients
+  if (l.context == context_kind::ulysses) {  // exchanges q, k and v, then the output; and their gradients
     const double there = collective_seconds(h, group, collective::all_to_all,
                                             z.tokens * (z.query + 2 * z.exchanged_kv) * e),
                  back = collective_seconds(h, group, collective::all_to_all, z.tokens * z.query * e);
@@ -170,8 +171,8 @@ inline attention_seconds context_seconds(const hardware& h, const training_job& 
   return {waits(own, attention.forward), waits(2 * own, attention.backward)};
 }
 
-/// Seconds in which what is gathered over tp is put in its place, or what is reduced in the order of its ranks: it is
-/// read and written, where there are several sequences.
+/// Returns the seconds of copies that put gathered tokens of tp in their places, or tokens before a reduction in the
+/// order of ranks. With several sequences they are read and written.
 inline double packing_seconds(const hardware& h, const training_job& job, const training_layout& l, double bytes) {
   return job.program.packs && l.cuts_sequence() && l.microbatch > 1 ? memory_seconds(h, 2 * bytes, 1) : 0;
 }
@@ -179,20 +180,21 @@ inline double packing_seconds(const hardware& h, const training_job& job, const 
 /// Bytes that a block's elementwise kernels read and write for one microbatch.
 struct elementwise {
   double norms = 0, additions = 0, rotary = 0, backward = 0, launches = 0;
-  double activation = 0, activation_backward = 0;  ///< apart, as computing may take longer than moving
+  double activation = 0, activation_backward = 0;  ///< separate, because computing may take longer than moving
 
   constexpr double forward() const { return norms + additions + rotary; }
 };
 
-/// In values of each token, forward: a norm 2 hidden, a residual addition 3 hidden with a byte of dropout's mask,
-/// rotary positions 2 (query + kv), the activation 3 or 2 wide; backward: a norm with the addition of the residual's
-/// gradient 4 hidden, rotary positions 2 (query + kv), the activation 5 or 3 wide. One kernel for each operation of
-/// Llama's reference code, which has its norms and rotary positions in float: a norm 36 bytes forward and 62 backward,
-/// rotary positions 20 and 20, the activation 10 and 18. Gradients of biases read each product's. A GPT's eager kernels
-/// (PyTorch's native_layer_norm_backward, autograd's sums) are a norm backward in two, 5 hidden, the sum of a
-/// residual's gradients 3 hidden, and the gradients of queries, keys and values put together 2 (query + 2 kv);
-/// FlashAttention 1 reads its output and that's gradient before, and sets, reads and rounds a float gradient of
-/// queries, 7 query.
+/// Returns the bytes of elementwise kernels. Values of each token, forward: a norm 2 hidden; a residual addition 3
+/// hidden with a byte of dropout's mask; rotary positions 2 (query + kv); the activation 3 or 2 wide. Backward: a norm
+/// with the addition of the residual's gradient 4 hidden; rotary positions 2 (query + kv); the activation 5 or 3 wide.
+///
+/// Llama's reference code has one kernel for each operation, and norms and rotary positions in float: a norm has 36
+/// bytes forward and 62 backward, rotary positions 20 and 20, the activation 10 and 18. Gradients of biases read those
+/// of each product. A GPT's eager kernels (PyTorch's native_layer_norm_backward, autograd's sums) are: a norm backward
+/// in two kernels 5 hidden; the sum of a residual's gradients 3 hidden; the joined gradients of queries, keys and
+/// values 2 (query + 2 kv). FlashAttention 1 first reads its output and the output's gradient. It sets, reads and
+/// rounds a float gradient of queries: 7 query.
 inline elementwise elementwise_bytes(const training_job& job, const rank_sizes& z) {
   const transformer_shape& m = job.model;
   const double e = job.program.activation_bytes(), half = e / 2, gates = m.wide_products();
@@ -213,8 +215,8 @@ inline elementwise elementwise_bytes(const training_job& job, const rank_sizes& 
   if (m.biases) out.backward += e * (z.tokens * (z.query + 2 * z.kv) + wide + 2 * hidden);
   out.launches = reference ? 30 : apart ? 12 : 6;
   if (m.experts > 0) {
-    // Tokens are put in the order of their experts and back, on both sides of the exchange; scores of the router in
-    // float.
+    // Tokens are copied into the order of their experts and back, on both sides of the exchange. The router's scores
+    // are in float.
     const double moved = e * z.hidden * (2 * z.sent + 6 * z.routed);
     const double scores = 24 * z.cut_tokens * static_cast<double>(m.experts);
     out.additions += moved + scores, out.backward += moved + scores, out.launches += 10;
@@ -222,15 +224,16 @@ inline elementwise elementwise_bytes(const training_job& job, const rank_sizes& 
   return out;
 }
 
-/// Seconds of the products of all experts of a rank as one, of m rows together: each has a matrix of its own to read.
+/// Returns the seconds of one grouped product of all experts of a rank, with m rows together. Each expert has its own
+/// matrix to read.
 inline double grouped_product_seconds(const hardware& h, number_kind kind, double m, double n, double k, double experts,
                                       bool adds = false) {
   const double matrices = operand_bytes(kind) * (experts - 1) * k * n / (h.memory_bandwidth * h.memory_share);
   return product_seconds(h, kind, m, n, k, adds) + matrices;
 }
 
-/// Adds what experts take of a block: their products, the router's, and tokens that go to the ranks of their experts
-/// and back, forward and backward.
+/// Adds the times of a block's experts: their products, the router's product, and the exchange of tokens with the ranks
+/// of their experts, forward and backward.
 inline void add_experts(part_time& out, const hardware& h, const training_job& job, const training_layout& l,
                         const rank_sizes& z) {
   const transformer_shape& m = job.model;
@@ -242,7 +245,7 @@ inline void add_experts(part_time& out, const hardware& h, const training_job& j
   for (const auto& p : products) {
     out.forward.products += grouped_product_seconds(h, kind, z.routed, p.out, p.in, mine);
     out.input.products += grouped_product_seconds(h, kind, z.routed, p.in, p.out, mine);
-    // Its rows are shared out over the experts: each is as deep as the tokens of one.
+    // The weight gradient of each expert sums over the tokens of that expert.
     out.weight.products += mine * (product_seconds(h, kind, p.out, p.in, z.routed / mine, true) - h.launch) + h.launch;
   }
   const auto wide = static_cast<double>(m.experts);
@@ -264,7 +267,7 @@ inline void add_experts(part_time& out, const hardware& h, const training_job& j
 
 }  // namespace detail
 
-/// A block for one microbatch. Operands in fp8 are made from bf16, as they are and transposed: 4 bytes each.
+/// Returns the times of a block for one microbatch. Operands in fp8 are made from bf16, also transposed: 4 bytes each.
 inline part_time block_time(const hardware& h, const training_job& job, const training_layout& l) {
   const transformer_shape& m = job.model;
   const software& program = job.program;
@@ -328,7 +331,7 @@ inline part_time block_time(const hardware& h, const training_job& job, const tr
     else
       out.again.memory = memory_seconds(h, moved.norms, moved.launches / 2) + activated;
   }
-  // Where kernels are short, the host decides.
+  // If kernels are short, the host's time counts.
   const auto at_least = [&](pass_time& pass, double others) {
     if (program.host_seconds > 0) pass.memory += std::max(0.0, program.host_seconds - pass.sum() - others);
   };
@@ -337,7 +340,7 @@ inline part_time block_time(const hardware& h, const training_job& job, const tr
   return out;
 }
 
-/// The head: the final norm, the output projection and the loss.
+/// Returns the times of the head: the final norm, the output projection and the loss.
 inline part_time head_time(const hardware& h, const training_job& job, const training_layout& l) {
   const rank_sizes z(job, l);
   const number_kind kind = job.program.products == number_kind::f32 ? number_kind::f32 : number_kind::bf16;
@@ -356,7 +359,7 @@ inline part_time head_time(const hardware& h, const training_job& job, const tra
   return out;
 }
 
-/// The embedding: rows looked up, and their gradients added.
+/// Returns the times of the embedding: rows are looked up, and gradients are added.
 inline part_time embedding_time(const hardware& h, const training_job& job, const training_layout& l) {
   const rank_sizes z(job, l);
   const double e = job.program.activation_bytes(), dropout = job.model.dropout ? 3 : 0;

@@ -1,6 +1,5 @@
-// A description of a machine from what was measured on it: times of products, attention, memory-bound kernels and
-// collectives become the numbers that the planner's formulas need. It fits, and measures nothing: plan_llama
-// --calibrate does.
+// Fits the description of a machine to measurements of products, attention, memory-bound kernels and collectives. These
+// become the numbers that the planner's formulas need. plan_llama --calibrate makes the measurements.
 #pragma once
 
 #include <algorithm>
@@ -20,46 +19,46 @@
 
 namespace plait::planner {
 
-/// A product of m x k and k x n, and the seconds that it took; `adds`: to a result that was there.
+/// A product of m x k and k x n, and its seconds. `adds`: it adds to its result.
 struct measured_product {
   number_kind kind = number_kind::f32;
   double m = 0, n = 0, k = 0, seconds = 0;
   bool adds = false;
 };
 
-/// Passes of fused causal attention over `seq` positions: the operations of what is visible, and their seconds.
+/// Passes of fused causal attention over `seq` positions: the operations of visible pairs, and their seconds.
 struct measured_attention {
   double operations = 0, seconds = 0;
   double seq = 0;
 };
 
-/// Activations by their values, of a gate and what it multiplies; backward, each value counts twice.
+/// Activations: their number of values, including gates, and their seconds. Backward, each value counts twice.
 struct measured_activation {
   double values = 0, seconds = 0;
 };
 
-/// Kernels by the bytes that they read and write, and how many they are.
+/// Kernels: the bytes that they read and write, their number, and their seconds.
 struct measured_kernel {
   double bytes = 0, seconds = 0, launches = 1;
 };
 
-/// A collective of `ranks`, with `bytes` as `collective_seconds` counts them; `collective::send` is a message. `noise`:
-/// seconds by which the measurement may be off.
+/// A collective of `ranks`, with `bytes` as `collective_seconds` counts them; `collective::send` is a message. `noise`
+/// is the possible error of the measurement in seconds.
 struct measured_collective {
   collective kind = collective::all_reduce;
   std::int64_t ranks = 2;
   double bytes = 0, seconds = 0, noise = 0;
 };
 
-/// A pipeline of `ranks` that share fewer cores, in the order of 1F1B with all passes alike. `alone`: what as many
-/// passes take of ranks that have a core each, times the ranks of a core.
+/// A pipeline of `ranks` that share fewer cores, in the order of 1F1B with equal passes. `alone` is the time of the
+/// same passes on ranks with a core each, times the ranks for each core.
 struct measured_pipeline {
   std::int64_t ranks = 2, microbatches = 1;
   double seconds = 0, alone = 0;
 };
 
-/// A collective that is started before a computation and waited for after it; the computation is the shorter of the
-/// two. `alone` and `computing`: of each without the other.
+/// A collective that starts before a computation and is waited for after it. The computation is shorter. `alone` and
+/// `computing` are the times of each without the other.
 struct measured_overlap {
   double alone = 0, computing = 0, seconds = 0;
 };
@@ -68,20 +67,20 @@ struct measured_overlap {
 struct measurements {
   std::string name;            ///< of the machine
   double memory = 0;           ///< bytes for each rank
-  std::int64_t cores = 0;      ///< that the ranks share; 0: each rank has its own
-  std::string link = "links";  ///< what joins the ranks
+  std::int64_t cores = 0;      ///< cores that the ranks share; 0: each rank has its own
+  std::string link = "links";  ///< name of the links between ranks
   std::vector<measured_product> products{};
   std::vector<measured_attention> attention{};
   std::vector<measured_activation> activations{};
   std::vector<measured_kernel> kernels{};
   std::vector<measured_collective> collectives{};
-  std::vector<measured_pipeline> pipelines{};  ///< none where each rank has a core
-  std::vector<measured_overlap> overlaps{};    ///< none: it is not known that anything is hidden
+  std::vector<measured_pipeline> pipelines{};  ///< empty if each rank has a core
+  std::vector<measured_overlap> overlaps{};    ///< empty: nothing is assumed to be hidden
 };
 
 namespace detail {
 
-/// Moves positive parameters, each by factors that shrink, while `loss` falls.
+/// Minimizes `loss` over positive parameters: multiplies each by factors that shrink, while the loss falls.
 template <std::size_t N, class Loss>
 std::array<double, N> descend(std::array<double, N> at, Loss&& loss) {
   double best = loss(at);
@@ -98,17 +97,17 @@ std::array<double, N> descend(std::array<double, N> at, Loss&& loss) {
   return at;
 }
 
-/// How far a prediction is from what was measured, whichever is larger. Below `noise` differences count little. Smooth
-/// where they agree, since a descent along one parameter after the other stops at edges.
+/// Returns the distance of a prediction from a measurement, relative to the larger one. Differences below `noise` count
+/// little. The function is smooth at 0, because a descent along one parameter after the other stops at edges.
 inline double distance(double predicted, double measured, double noise = 0) {
   constexpr double near = 0.1;
   return std::hypot(std::log((predicted + noise) / (measured + noise)), near) - near;
 }
 
-/// A fitted number that has fallen below what can be measured is none.
+/// Returns 0 for a fitted number that is too small to be measured.
 constexpr double or_none(double value, double least) { return value < least ? 0 : value; }
 
-/// Of all products in `kind`, how far they are from what `h` gives them.
+/// Returns the distance of all measured products in `kind` from those that `h` predicts.
 inline double products_distance(const hardware& h, const std::vector<measured_product>& points, number_kind kind) {
   double sum = 0;
   for (const measured_product& p : points)
@@ -116,7 +115,7 @@ inline double products_distance(const hardware& h, const std::vector<measured_pr
   return sum;
 }
 
-/// The rate of the fastest product in `kind`; 0: there is none.
+/// Returns the rate of the fastest product in `kind`; 0: there is none.
 inline double fastest(const std::vector<measured_product>& points, number_kind kind) {
   double rate = 0;
   for (const measured_product& p : points)
@@ -124,10 +123,11 @@ inline double fastest(const std::vector<measured_product>& points, number_kind k
   return rate;
 }
 
-/// Fits products in `kind` together with kernels that move memory, as they share launches and the memory's rate.
+/// Fits products in `kind` together with kernels that move memory, because both depend on launches and the memory's
+/// rate.
 inline void fit_computing(hardware& h, const measurements& all, number_kind kind) {
   const auto at = static_cast<std::size_t>(kind);
-  h.product_share[at] = h.memory_share = 1;  // peaks are what is reached
+  h.product_share[at] = h.memory_share = 1;  // peaks are the reached rates
   const auto put = [&](hardware& to, const std::array<double, 6>& p) {
     to.peak[at] = p[0], to.product_depth = p[1], to.product_area = p[2], to.memory_bandwidth = p[3], to.launch = p[4];
     to.adding_depth = p[5];
@@ -147,7 +147,7 @@ inline void fit_computing(hardware& h, const measurements& all, number_kind kind
   h.launch = or_none(h.launch, 1e-9);
 }
 
-/// Fits the peak of products in another kind alone.
+/// Fits only the peak of products in another kind.
 inline void fit_peak(hardware& h, const measurements& all, number_kind kind) {
   const auto at = static_cast<std::size_t>(kind);
   const double rate = fastest(all.products, kind);
@@ -161,7 +161,7 @@ inline void fit_peak(hardware& h, const measurements& all, number_kind kind) {
   h.peak[at] = found[0];
 }
 
-/// Fits the rate of attention, and the blocks that it computes whole, which tell at short sequences.
+/// Fits the rate of attention, and the size of the blocks that it computes whole, which matters at short sequences.
 inline void fit_attention(hardware& h, const measurements& all) {
   const double peak = h.peak[0] > 0 ? h.peak[0] : h.peak_of(number_kind::bf16);
   double share = 0;
@@ -176,7 +176,7 @@ inline void fit_attention(hardware& h, const measurements& all) {
   h.attention_block = or_none(found[1], 1e-3);
 }
 
-/// The median of what a value of an activation takes, where it takes longer than its bytes do.
+/// Fits the time of an activation's value as a median, if it is longer than the time of its bytes.
 inline void fit_activation(hardware& h, const measurements& all) {
   std::vector<double> each;
   for (const measured_activation& p : all.activations) each.push_back(p.seconds / p.values);
@@ -185,7 +185,7 @@ inline void fit_activation(hardware& h, const measurements& all) {
 
 }  // namespace detail
 
-/// Seconds of a measured collective on a machine whose ranks may share cores: n ranks on fewer cores take turns.
+/// Returns the predicted seconds of a measured collective. If ranks share cores, they take turns.
 inline double measured_seconds(const hardware& h, const measured_collective& p) {
   const double turns = h.cores > 0 ? std::max(1.0, static_cast<double>(p.ranks) / static_cast<double>(h.cores)) : 1.0;
   if (p.kind == collective::send) return message_seconds(h, {p.ranks, 1}, p.bytes);
@@ -194,7 +194,7 @@ inline double measured_seconds(const hardware& h, const measured_collective& p) 
 
 namespace detail {
 
-/// Fits the links by collectives and by messages, each by its own latency and rate.
+/// Fits the links to collectives and to messages. Each has its own latency and rate.
 inline void fit_links(hardware& h, const measurements& all) {
   const auto far = [&](const hardware& trial, bool messages) {
     double sum = 0;
@@ -225,8 +225,8 @@ inline void fit_links(hardware& h, const measurements& all) {
     *seconds = or_none(*seconds, 1e-9);
 }
 
-/// Fits `turn`: the seconds that pipelines on fewer cores than ranks take beyond their work, for each message that a
-/// pass waits for. The median counts.
+/// Fits `turn`, as a median: the seconds that pipelines on fewer cores than ranks take in addition to their work, for
+/// each message that a pass waits for.
 inline void fit_turn(hardware& h, const measurements& all) {
   std::vector<double> each;
   for (const measured_pipeline& p : all.pipelines) {
@@ -239,8 +239,8 @@ inline void fit_turn(hardware& h, const measurements& all) {
   if (!each.empty()) h.turn = median(std::move(each));
 }
 
-/// The median of the parts of a computation beside which a collective ran unnoticed; a twentieth or less is noise, and
-/// so is all of it.
+/// Fits the share of a computation during which a collective is hidden, as a median. A share of a twentieth or less is
+/// noise, and so is a share near 1.
 inline void fit_overlap(hardware& h, const measurements& all) {
   std::vector<double> parts;
   for (const measured_overlap& p : all.overlaps)
@@ -250,14 +250,14 @@ inline void fit_overlap(hardware& h, const measurements& all) {
 
 }  // namespace detail
 
-/// The description that the measurements fit best, each point's error being relative. Peaks are what large products
-/// reach, so that shares of products are 1. Throws `error` where a kind of measurement is missing, or one is no time.
+/// Returns the description that fits the measurements best, by relative errors. Peaks are the rates of large products,
+/// so shares of products are 1. Throws `error` if a kind of measurement is missing, or if one is not a time.
 inline hardware calibrated(const measurements& all) {
   const auto need = [&](const char* what, const auto& points) {
     if (points.empty()) fail({"calibration: no ", what, " was measured; legal is one or more"});
     for (const auto& p : points) {
       double least = p.seconds;
-      if constexpr (requires { p.noise; }) least += p.noise;  // may be too short to be told from others' work
+      if constexpr (requires { p.noise; }) least += p.noise;  // may be too short to measure
       if (!(least > 0 && std::isfinite(least)))
         fail({"calibration: ", what, " took ", p.seconds, " seconds; legal is a positive number"});
     }

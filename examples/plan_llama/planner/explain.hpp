@@ -1,5 +1,5 @@
-// Why a layout wins and what binds it, in sentences; the rule of thumb beside it; and what to change where nothing
-// fits. The search itself is in search.hpp.
+// Explains in sentences why a layout is the best and what limits it. Also finds the layout by the rule of thumb, and
+// changes to make if nothing fits.
 #pragma once
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ inline std::string rounded(double value, int digits) { return fmt::format("{:.{}
 
 inline std::string gigabytes(double bytes) { return rounded(bytes / 1e9, 1) + " GB"; }
 
-/// The parts of a step that are not computing, with their names.
+/// Returns the parts of a step other than computing, with their names.
 inline std::vector<std::pair<const char*, double>> losses(const step_split& s) {
   return {{"waiting for tensor parallelism", s.tensor},
           {"waiting for context parallelism", s.context},
@@ -40,7 +40,7 @@ inline std::vector<std::pair<const char*, double>> losses(const step_split& s) {
 
 }  // namespace detail
 
-/// The part of a pipeline's time in which its ranks idle, and whether that is because their stages are uneven.
+/// Returns a text on the idle share of a pipeline's time, and whether uneven stages cause it.
 inline std::string text_of(const pipeline_balance& b) {
   constexpr double even = 0.01;
   std::string out = cat({"the pipeline's ranks idle ", detail::rounded(100 * b.idle, 1), " % of its time"});
@@ -50,7 +50,7 @@ inline std::string text_of(const pipeline_balance& b) {
   return out;
 }
 
-/// "93.1 % of the step is computing; the largest loss is waiting for tensor parallelism with 3.0 %, then ..."
+/// Returns "93.1 % of the step is computing; the largest loss is waiting for tensor parallelism with 3.0 %, then ...".
 inline std::string what_binds(const layout_price& p) {
   auto parts = detail::losses(p.seconds);
   std::stable_sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
@@ -70,8 +70,8 @@ struct alternative {
 
 namespace detail {
 
-/// The layouts one step away from a layout, and what is changed: each axis halved and doubled (dp gives and takes),
-/// other microbatches, recomputation, and no offload, hybrid or special schedule.
+/// Returns the layouts that are one change away from a layout, with texts of the changes: each axis halved and doubled
+/// (dp changes to match), other microbatches, recomputation, and no offload, hybrid or special schedule.
 inline std::vector<std::pair<std::string, training_layout>> one_step_away(const training_layout& from,
                                                                           const training_job& job) {
   std::vector<std::pair<std::string, training_layout>> out;
@@ -107,7 +107,7 @@ inline std::vector<std::pair<std::string, training_layout>> one_step_away(const 
   return out;
 }
 
-/// "tensor parallelism (10 to 15 ms)": the part of a step that grew most, or where it fell, fell most.
+/// Returns the part of a step that grew most, or with `grew` false fell most, as "tensor parallelism (10 to 15 ms)".
 inline std::string largest_change(const step_split& before, const step_split& after, bool grew) {
   auto old_parts = losses(before), parts = losses(after);
   old_parts.emplace_back("computing", before.computing() - before.recompute);
@@ -123,8 +123,8 @@ inline std::string largest_change(const step_split& before, const step_split& af
 
 }  // namespace detail
 
-/// The alternatives one step away from a layout. They may fill `memory_share` of the memory. Steps are compared as they
-/// are ranked, with shared links simulated, unless that takes long.
+/// Returns the alternatives that are one change away from a layout. They may fill `memory_share` of the memory. Steps
+/// are compared as in the ranking, by simulations of shared links unless these take long.
 inline std::vector<alternative> alternatives(const hardware& h, const training_job& job, const layout_price& winner,
                                              double memory_share = usual_memory_share) {
   using detail::gigabytes;
@@ -152,9 +152,9 @@ inline std::vector<alternative> alternatives(const hardware& h, const training_j
   return out;
 }
 
-/// The rule of thumb: tensor parallel within a node once one accelerator cannot hold the model's state, then as few
-/// stages as fit, then data parallel with the optimizer's state cut, microbatches of one sequence, and as little
-/// recomputation as fits. Nothing where no such layout is legal and fits.
+/// Returns the layout of the rule of thumb: tensor parallel within a node if one accelerator cannot hold the model's
+/// state, then as few stages as fit, then data parallel with the optimizer's state cut, microbatches of one sequence,
+/// and as little recomputation as fits. Returns nothing if no such layout is legal and fits.
 inline std::optional<layout_price> rule_of_thumb(const hardware& h, const training_job& job,
                                                  std::int64_t accelerators) {
   const std::int64_t node = h.levels.size() > 1 ? std::min(h.levels.front().ranks, accelerators) : 1;
@@ -177,7 +177,8 @@ inline std::optional<layout_price> rule_of_thumb(const hardware& h, const traini
 
 namespace detail {
 
-/// The sizes that have no divisor above 1 in common with the accelerators, so that their axis stays 1; empty: none.
+/// Returns the sizes that have no common divisor above 1 with the accelerators, so that their axis stays 1; empty:
+/// none.
 inline std::string undivided(const training_job& job, std::int64_t accelerators) {
   std::string out;
   if (accelerators < 2) return out;
@@ -198,8 +199,8 @@ inline std::string undivided(const training_job& job, std::int64_t accelerators)
 
 }  // namespace detail
 
-/// Why a search found nothing, and what would help: where layouts are legal, by how much the smallest is too large and
-/// the number of accelerators with which one fits; else the refusal of the candidate that came nearest.
+/// Returns why a search found nothing, and what would help. If layouts are legal, it names by how much the smallest is
+/// too large, and a number of accelerators with which one fits. Otherwise it is the refusal of the nearest candidate.
 inline std::string why_nothing(const hardware& h, const training_job& job, std::int64_t accelerators,
                                const search_result& found, const search_options& options = {}) {
   if (found.legal == 0) return cat({"no layout of ", accelerators, " accelerators is legal: ", found.nearest.why});
@@ -221,8 +222,8 @@ inline std::string why_nothing(const hardware& h, const training_job& job, std::
   return out + "; more accelerators of this kind do not help: use a shorter sequence, a smaller model or more memory";
 }
 
-/// By how much a layout is too large, and what would make it fit: one change of it, or the fastest layout of as many
-/// accelerators that fits, or more of them.
+/// Returns by how much a layout is too large, and what would make it fit: one change, or the fastest layout that fits
+/// on the same number of accelerators, or more accelerators.
 inline std::string why_too_large(const hardware& h, const training_job& job, const layout_price& p) {
   const memory_split& m = p.memory;
   std::string out = cat({"it does not fit: rank ", p.fullest, " of the pipeline needs ", detail::gigabytes(m.total()),

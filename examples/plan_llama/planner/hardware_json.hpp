@@ -1,5 +1,4 @@
-// Descriptions of hardware from and to JSON files; it needs nlohmann/json. Every key is read or refused by name.
-// Machines that need no file are in plan/hardware.hpp.
+// Reads and writes descriptions of hardware as JSON, by nlohmann/json. Unknown keys are errors.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +23,7 @@ namespace plait::planner {
 
 namespace detail {
 
-/// Reads the members of one JSON object, each at most once, and complains about those that nobody read.
+/// Reads the members of one JSON object, each at most once. `finish` throws for members that were not read.
 class members_reader {
  public:
   members_reader(const nlohmann::json& object, std::string source, std::string path)
@@ -66,7 +65,7 @@ class members_reader {
     if (needed) fail({source_, ": ", path_, key, " is missing"});
     return nullptr;
   }
-  /// Throws for a member that no call asked for.
+  /// Throws for a member that no call has read.
   void finish() const {
     for (const auto& [key, value] : object_.items())
       if (std::find(read_.begin(), read_.end(), key) == read_.end())
@@ -79,11 +78,11 @@ class members_reader {
   std::vector<std::string> read_{};
 };
 
-/// Whether a description must have a number. Rare ones are written only where they are not the default.
+/// Whether a description must have a number. A rare number is written only if it is not the default.
 enum class number_key : std::uint8_t { needed, usual, rare };
 
-/// What a number may be: above 0; 0 or more; bytes per second, with 0 for none or without; above 0 and at most 1; 0 or
-/// more and below 1.
+/// The legal values of a number: above 0; 0 or more; bytes per second; the same, or 0 for none; above 0 and at most 1;
+/// 0 or more and below 1.
 enum class number_rule : std::uint8_t { positive, natural, speed, speed_or_none, share, part };
 
 /// Throws `error`, which begins with `source` and names the key, unless the value is legal.
@@ -134,8 +133,8 @@ void each_machine_number(F&& f) {
   f("straggling", usual, natural, &hardware::straggling);
 }
 
-/// Calls f(key, kind, rule, member) for each number of a level of its network. `ranks` and `shared_by` have rules of
-/// their own as well.
+/// Calls f(key, kind, rule, member) for each number of a level of its network. `ranks` and `shared_by` have additional
+/// rules.
 template <class F>
 void each_level_number(F&& f) {
   using enum number_key;
@@ -174,7 +173,7 @@ inline void check_levels(const std::vector<network_level>& levels, const std::st
 
 }  // namespace detail
 
-/// Throws `error`, its text starting with `source` and naming the key, unless `h` can be priced with.
+/// Throws `error`, which begins with `source` and names the key, unless `h` is a valid description.
 inline void validate(const hardware& h, const std::string& source) {
   if (h.name.empty()) fail({source, ": name is empty; legal is any name"});
   for (std::size_t i = 0; i < h.peak.size(); ++i) {
@@ -195,9 +194,9 @@ inline void validate(const hardware& h, const std::string& source) {
   detail::check_levels(h.levels, source);
 }
 
-/// The hardware that the text of a description names. With "like": "h100" it begins as a known machine, and other keys
-/// replace that machine's; else all keys but shares with a natural default are needed. Bandwidths are in bytes per
-/// second, times in seconds. Throws `error`, its text starting with `source` and naming the key.
+/// Returns the hardware that a text describes. With "like": "h100" it begins as a known machine, and other keys replace
+/// that machine's values. Otherwise all keys are needed, except shares with a natural default. Bandwidths are in bytes
+/// per second, times in seconds. Throws `error`, which begins with `source` and names the key.
 inline hardware parse_hardware(std::string_view text, const std::string& source) {
   const nlohmann::json tree = parse_json(text, source);
   detail::members_reader top(tree, source, "");
@@ -243,7 +242,7 @@ inline hardware parse_hardware(std::string_view text, const std::string& source)
   return h;
 }
 
-/// A description as text, which `parse_hardware` reads back unchanged.
+/// Returns a description as text, which `parse_hardware` reads back unchanged.
 inline std::string hardware_text(const hardware& h) {
   const auto by_kind = [](const std::array<double, number_kinds>& values) {
     json_object out;
@@ -266,15 +265,15 @@ inline std::string hardware_text(const hardware& h) {
   return out.add("levels", levels).lines();
 }
 
-/// Returns the machine that a flag names: a known one, or that of the description at a path (which has a '/' or ends in
-/// ".json").
+/// Returns the machine that a flag names: a known one, or one from a description if the text is a path, which has a '/'
+/// or ends in ".json".
 inline hardware load_hardware(const std::string& name_or_path, const std::string& flag) {
   if (name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json"))
     return parse_hardware(read_file(name_or_path, flag), cat({flag, ": '", name_or_path, "'"}));
   return hardware_called(name_or_path, flag);
 }
 
-/// A machine and how many accelerators of it there are; 0: the text does not say.
+/// A machine and the number of its accelerators; 0: not given.
 struct cluster {
   hardware machine;
   std::int64_t accelerators = 0;

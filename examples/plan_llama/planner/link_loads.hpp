@@ -1,5 +1,4 @@
-// Who shares the links of a machine at a time in a simulated step, and how much that slows each of them down. It knows
-// no schedule.
+// The loads of a machine's links at one time in a simulated step, and how much transfers on a shared link slow down.
 #pragma once
 
 #include <algorithm>
@@ -11,30 +10,30 @@
 
 namespace plait::planner {
 
-/// The level of the network that a group's communication crosses: the outermost one that joins more of it.
+/// Returns the level of the network that a group's communication crosses: the outermost level with several parts of it.
 inline std::size_t outermost_level(const group_place& g) {
   for (std::size_t i = 0; i < g.levels; ++i)
     if (g.together[i] == g.size) return i;
   return g.levels - 1;
 }
 
-/// The level that a message to the next rank along an axis crosses.
+/// Returns the level that a message to the next rank along an axis crosses.
 inline std::size_t level_of_message(const hardware& h, axis_place axis) {
   for (std::size_t i = 0; i + 1 < h.levels.size(); ++i)
     if (axis.stride < h.levels[i].ranks) return i;
   return h.levels.size() - 1;
 }
 
-/// Something that crosses a link, in the time that it takes alone.
+/// A transfer over a link, with its time without other transfers.
 struct link_transfer {
   double seconds = 0;
   std::size_t level = 0;
-  double load = 1;  ///< share of the time for which it is on the link, and not in latencies
+  double load = 1;  ///< share of its time on the link, without latencies
 };
 
-/// Loads of links by the ranks of one pipeline, which stand for all: replicas, and the ranks of a stage, do the same at
-/// the same time. A load is the share of its time for which something is on a link: 1 for a message or a collective,
-/// less for a pass that communicates in between.
+/// The loads of links by the ranks of one pipeline, which represents all: replicas, and the ranks of a stage, do the
+/// same at the same time. A load is the share of time that a transfer is on the link: 1 for a message or a collective,
+/// less for a pass that communicates between computations.
 class link_loads {
  public:
   link_loads(const hardware& h, const training_layout& l) : places_(static_cast<std::size_t>(l.pp)) {
@@ -42,7 +41,7 @@ class link_loads {
     for (const network_level& level : h.levels) {
       auto& beside = levels_.emplace_back();
       for (std::int64_t place = 0; place < l.pp; ++place) {
-        // Ranks whose first of a link's neighbours is the same share it; so many of them are of each place.
+        // Ranks share a link if its first rank is the same. This counts them for each place.
         const std::int64_t link = place * stride / level.shared_by;
         std::vector<neighbour> with;
         for (std::int64_t rank = link * level.shared_by; rank < std::min((link + 1) * level.shared_by, l.ranks());
@@ -57,12 +56,12 @@ class link_loads {
     }
   }
 
-  /// Something under way from one place to another, or at one place both ways.
+  /// Adds a load from one place to another, or at one place both ways.
   void add(std::size_t level, std::size_t from, std::size_t to, double load) {
     levels_[level].out[from] += load, levels_[level].in[to] += load;
   }
 
-  /// By how much what has this load itself is slowed down: while it is on the link, all that is there takes turns.
+  /// Returns the factor by which a transfer with this load is slowed down: all transfers on a link take turns.
   double slowing(std::size_t level, std::size_t from, std::size_t to, double load) const {
     const level_loads& l = levels_[level];
     return 1 + load * std::max(0.0, std::max(sum(l.neighbours[from], l.out), sum(l.neighbours[to], l.in)) - load);

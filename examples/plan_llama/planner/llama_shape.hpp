@@ -1,5 +1,4 @@
-// A Llama's configuration as the planner's sizes of a transformer. Nothing is priced here: step_time.hpp does that.
-// Another model gives the planner such a shape itself: transformer_shape.hpp.
+// Converts a Llama's configuration to the planner's sizes of a transformer (transformer_shape.hpp).
 #pragma once
 
 #include <array>
@@ -10,7 +9,7 @@
 
 namespace plait {
 
-/// The sizes of a Llama for the planner. Biases of some products and of routers are too small to count.
+/// Returns the sizes of a Llama for the planner. Biases of some products and of routers are too small to count.
 inline planner::transformer_shape plan_shape(const llama_config& c) {
   planner::transformer_shape m;
   m.vocab = c.vocab, m.hidden = c.hidden, m.layers = c.layers;
@@ -24,7 +23,7 @@ inline planner::transformer_shape plan_shape(const llama_config& c) {
   return m;
 }
 
-/// Shapes that are planned and too large to train on one machine, beside the presets of models/llama_config.hpp.
+/// Shapes for planning that are too large to train on one machine. models/llama_config.hpp has the other presets.
 struct named_shape {
   std::string_view name;
   planner::transformer_shape shape;
@@ -37,7 +36,7 @@ inline constexpr std::array<named_shape, 5> large_llamas{
      {"llama-3-405b", {128256, 16384, 126, 128, 8, 128, 53248}},
      {"llama-3.1-405b", {128256, 16384, 126, 128, 8, 128, 53248}}}};
 
-/// The shape called `name`; null where it is none of `large_llamas`.
+/// Returns the shape called `name`; null if it is not in `large_llamas`.
 inline const planner::transformer_shape* find_large_llama(std::string_view name) {
   for (const named_shape& one : large_llamas)
     if (one.name == name) return &one.shape;

@@ -1,5 +1,5 @@
-// The bytes that a rank of each place in the pipeline holds, by what they are for. What a run on devices holds is found
-// by counting it: plan/dry_run.hpp, with which a test compares these formulas.
+// The bytes of memory of each rank of the pipeline, by purpose, from formulas. A test compares them with dry runs
+// (plan/dry_run.hpp), which count the bytes.
 #pragma once
 
 #include <algorithm>
@@ -27,41 +27,40 @@ struct memory_split {
   double optimizer = 0;    ///< master copies and moments
   double activations = 0;  ///< kept from forward to backward passes, of all microbatches in flight
   double logits = 0;       ///< and their gradients, on the rank with the head
-  double working = 0;      ///< of the pass at hand: gathered inputs, gradients of activations, what is made again
+  double working = 0;      ///< of the present pass: gathered inputs, gradients of activations, recomputed values
   double buffers = 0;      ///< of communication: gathered parameters, buckets, messages of the pipeline
   double fragmentation = 0;
   double reserved = 0;  ///< that a process cannot allocate
-  double host = 0;      ///< in the host's memory: what is offloaded; the sums below are without it
+  double host = 0;      ///< offloaded bytes in host memory; not part of the sums below
 
   constexpr double state() const { return weights + gradients + optimizer; }
   constexpr double allocated() const { return state() + activations + logits + working + buffers; }
   constexpr double total() const { return allocated() + fragmentation + reserved; }
 };
 
-/// Trained values of the experts on one rank of the pipeline, which ranks of their own hold as well
-/// (`expert_copies`).
+/// Trained values of the experts on one rank of the pipeline. `expert_copies` ranks hold the same ones.
 inline double rank_experts(const training_job& job, const training_layout& l, std::int64_t rank) {
   return static_cast<double>(blocks_of_rank(l, job.model, rank).alike) * job.model.layer_experts() /
          static_cast<double>(l.expert_pieces());
 }
 
-/// Trained values of a block on a rank, its experts included.
+/// Trained values of a block on a rank, including its experts.
 inline double rank_layer_parameters(const training_job& job, const training_layout& l) {
   return job.model.layer_parameters() / static_cast<double>(l.tp) +
          job.model.layer_experts() / static_cast<double>(l.expert_pieces());
 }
 
-/// Whether the head is the embedding of its own rank: where they are tied, and a pipeline's first stage is on the rank
-/// of its last.
+/// Whether the head shares the embedding's table on its own rank: they are tied, and the first and the last stage of
+/// the pipeline are on one rank.
 inline bool is_tied_here(const training_job& job, const training_layout& l) {
   return job.model.tied && last_rank(l) == 0;
 }
-/// Whether two ranks of the pipeline hold the embedding, whose gradients they sum.
+/// Whether two ranks of the pipeline hold the tied embedding, and sum its gradients.
 inline bool is_tied_across(const training_job& job, const training_layout& l) {
   return job.model.tied && last_rank(l) != 0;
 }
 
-/// Bytes that each of the two hands in for that.
+/// Returns the bytes that each of the two adds to that sum.
 inline double tied_bytes(const training_job& job, const training_layout& l) {
   const auto values = static_cast<double>(job.model.vocab) * static_cast<double>(job.model.hidden);
   const bool cut = l.zero != zero_level::replicated && !(l.zero == zero_level::optimizer && job.program.reduces_whole);
@@ -86,18 +85,20 @@ inline double rank_parameters(const training_job& job, const training_layout& l,
   if (rank == 0) all += (z.vocab + static_cast<double>(m.positions)) * z.hidden;
   if (rank == last_rank(l)) {
     all += z.hidden * (m.biases ? 2 : 1);
-    if (!is_tied_here(job, l)) all += z.vocab * z.hidden;  // a tied one is held twice where a pipeline cuts
+    if (!is_tied_here(job, l)) all += z.vocab * z.hidden;  // a pipeline holds a tied one twice
   }
   return all;
 }
 
-/// Bytes that one block keeps for its backward pass, of one microbatch on one rank, its input included. In values of
-/// each token, all kept: block's input, two norms' outputs and the residual's middle 4 hidden, with a byte for each of
-/// two dropout masks; queries, keys, values and attention's output 2 query + 2 kv; gate, wide and their product 2 or 3
-/// wide; one float for each head (FlashAttention), or unfused scores: 2 bytes of softmax, 3 with dropout (Korthikanti
-/// et al. 2022, section 4.1: s b h (34 + 5 a s/h) for GPT). Programs that keep inputs of products in fp8 have a byte of
-/// norms' outputs, of attention's, beside its bf16, and of the activation's product. Selective recomputation drops the
-/// outputs of norms and of the activation, or the scores; full keeps the input.
+/// Returns the bytes that one block keeps for its backward pass, for one microbatch on one rank, including its input.
+/// Values of each token, if all are kept: block's input, two norms' outputs and the residual's middle 4 hidden, with a
+/// byte for each of two dropout masks; queries, keys, values and attention's output 2 query + 2 kv; gate, wide and
+/// their product 2 or 3 wide; one float for each head (FlashAttention), or unfused scores: 2 bytes of softmax, 3 with
+/// dropout (Korthikanti et al. 2022, section 4.1: s b h (34 + 5 a s/h) for GPT).
+///
+/// Programs that keep inputs of products in fp8 have a byte for norms' outputs and for the activation's product, and
+/// another one for attention's output, which is also kept in bf16. Selective recomputation drops the outputs of norms
+/// and of the activation, or the scores. Full recomputation keeps only the input.
 inline double block_kept_bytes(const training_job& job, const training_layout& l, plait::recompute policy) {
   const transformer_shape& m = job.model;
   const software& program = job.program;
@@ -108,21 +109,21 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
   const double statistics = 2 * 4 * z.cut_tokens;
   const bool eighths = program.keeps_fp8 && program.products == number_kind::fp8;
   const double gathered = program.keeps_gathered && l.cuts_sequence() ? dense_parts(m) * e * z.hidden * z.tokens : 0;
-  const double kept_form = eighths ? 0.5 : 1;  // of bf16
+  const double kept_form = eighths ? 0.5 : 1;  // bytes relative to bf16
   const double norms = 2 * input * kept_form, gates = m.wide_products();
   const double masks = m.dropout ? 2 * z.hidden * z.cut_tokens : 0;
   // Attention's own backward pass needs its output in bf16.
   const double attention = e * z.tokens * (2 * z.query + 2 * z.exchanged_kv) + (eighths ? z.tokens * z.query : 0);
   const double wide = e * gates * z.activated(), product = e * z.activated() * kept_form;
-  // The inputs of experts are kept beside the router's, and their outputs until they are weighted.
+  // The inputs of experts are kept in addition to the router's, and their outputs until they are weighted.
   const double exchanged = m.experts > 0 ? e * z.routed * z.hidden * (1 + kept_form) : 0;
-  // The router's scores. In 4 bytes each, what a token chose, the weights and places of its rows, and, where ranks
-  // exchange them, the order of experts and its inverse.
+  // The router's scores. With 4 bytes each: the choices of a token, the weights and places of its rows, and, if ranks
+  // exchange rows, the order of experts and its inverse.
   const double routes = m.experts > 0
                             ? z.cut_tokens * (e * static_cast<double>(m.experts) + 4 * static_cast<double>(m.chosen)) +
                                   4 * z.routed * (l.ep > 1 ? 4 : 2)
                             : 0;
-  // A shared MLP's gate of each token, and what it is multiplied with.
+  // The shared expert's gate of each token, and the output that it multiplies.
   const double gate = m.shared_gate ? e * z.cut_tokens * (1 + z.hidden) : 0;
   const double heads = z.query / static_cast<double>(m.head_dim), kv_heads = z.kv / static_cast<double>(m.head_dim);
   // Queries and keys before their norms, and a float for each.
@@ -143,15 +144,15 @@ inline double block_kept_bytes(const training_job& job, const training_layout& l
   return kept;
 }
 
-/// Why what a layout offloads has no price on a machine; empty where it has one.
+/// Returns why a layout's offload has no price on a machine; empty if it has one.
 inline std::string why_no_host_link(const hardware& h, const training_layout& l) {
   if (h.host_bandwidth > 0 || !(l.offload_activations || l.offload_optimizer)) return {};
   return cat({"offload is ", offload_text(l), " and ", h.name,
               " has no host_bandwidth; legal is none, or a description that gives host_bandwidth"});
 }
 
-/// The step of a layout that offloads activations, as the trainer runs it: a unit for the embedding, for each block and
-/// for the head.
+/// The step of a layout that offloads activations, as the trainer runs it. Units are the embedding, each block and the
+/// head.
 class offloaded_step {
  public:
   offloaded_step(const training_job& job, const training_layout& l) {
@@ -177,30 +178,30 @@ class offloaded_step {
   }
 
   const step_schedule& program() const { return step_; }
-  /// The most bytes of activations of blocks on a rank's device at a time; the head's are among its logits.
+  /// Returns the most bytes of blocks' activations on a rank's device at one time; the head's count as logits.
   double on_device(std::int64_t rank) const {
     step_schedule blocks = step_;
     blocks.units.back().kept_bytes = 0;
     return peak_bytes(blocks, static_cast<int>(rank), {.parameter = 0, .gradient = 0});
   }
-  /// The most bytes of activations of a rank in the host's memory at a time.
+  /// Returns the most bytes of a rank's activations in host memory at one time.
   double on_host(std::int64_t rank) const { return peak_host_bytes(step_, static_cast<int>(rank)); }
 
  private:
   step_schedule step_;
 };
 
-/// That step of a layout that offloads activations; nothing of others.
+/// Returns the step of a layout that offloads activations; nothing for other layouts.
 inline std::optional<offloaded_step> offloaded_step_of(const training_job& job, const training_layout& l) {
   if (!l.offload_activations) return std::nullopt;
   return offloaded_step(job, l);
 }
 
-/// The load of a rank of the pipeline: what it holds whatever is cut of the state over the data ranks, and how much
-/// state there is.
+/// The load of a rank of the pipeline: the memory that does not depend on how state is cut over the data ranks, and the
+/// amount of state.
 struct rank_load {
   double parameters = 0, experts = 0;  ///< trained values
-  double layer = 0;                    ///< those of the largest block, its experts included
+  double layer = 0;                    ///< trained values of the largest block, including its experts
   memory_split passes;                 ///< activations, logits, working memory and messages
 
   rank_load(const training_job& job, const training_layout& l, std::int64_t rank)
@@ -232,27 +233,27 @@ struct rank_load {
       const std::int64_t keys = l.context == context_kind::ring ? job.seq / l.cp : job.seq;
       passes.working += 2 * z.tokens * static_cast<double>(keys) * z.query / static_cast<double>(job.model.head_dim);
     }
-    // A selective half of a block is made again when its turn comes: the norm's output of attention or of the MLP.
+    // Selective recomputation makes the norm's output of attention or of the MLP again, one at a time.
     if (l.recompute == plait::recompute::selective && !program.selective_drops_scores_only)
       passes.working -= e * z.hidden * (z.cut_tokens + (program.keeps_gathered && l.cuts_sequence() ? z.tokens : 0));
     if (rank == last_rank(l)) passes.logits = z.tokens * z.vocab * program.logit_bytes;
     if (l.pp > 1) passes.buffers += 4 * e * z.hidden * z.cut_tokens;
     // Rows that came from other ranks are copied into the order of experts.
     if (l.ep > 1) passes.buffers += e * z.hidden * z.routed;
-    // A ring has a block of keys and values at hand and one under way, and backward their gradients.
+    // A ring has two blocks of keys and values: one in use, and one arriving. Backward it also has their gradients.
     if (l.cp > 1 && l.context == context_kind::ring) passes.buffers += 4 * 2 * e * z.kv * z.tokens;
   }
 };
 
-/// The memory of a rank of the pipeline, given what its passes hold.
+/// Returns the memory of a rank of the pipeline, given the memory of its passes.
 inline memory_split rank_memory(const hardware& h, const training_job& job, const training_layout& l,
                                 const rank_load& load) {
   const software& program = job.program;
   const auto pieces = static_cast<double>(l.pieces()), expert_copies = static_cast<double>(l.expert_copies());
   memory_split out = load.passes;
   const bool masters_alone = program.gathers_masters && l.zero == zero_level::parameters && pieces > 1;
-  // A level shares out what it cuts over dp and cp, or those of them that hold no copies, and experts over the ranks
-  // that have the same ones.
+  // A level of ZeRO cuts state over dp and cp, or over those of them that hold no copies. It cuts experts over the
+  // ranks that have the same experts.
   const auto held = [&](zero_level from) {
     const bool cut = l.zero >= from && l.zero != zero_level::replicated;
     return load.parameters / (cut ? pieces : 1.0) + load.experts / (cut ? expert_copies : 1.0);
@@ -262,8 +263,8 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
   (l.offload_optimizer ? out.host : out.optimizer) += held(zero_level::optimizer) * program.optimizer_bytes;
   if (pieces > 1) {
     if (l.zero == zero_level::parameters) out.buffers += 2 * load.layer * program.weight_bytes;
-    // Gradients that microbatches add to are whole until they are reduced into the rank's part. Where each microbatch
-    // is reduced, nothing is added to them before, so that they are as wide as they travel.
+    // Gradients that microbatches add to are whole until they are reduced into the rank's part. If each microbatch is
+    // reduced, nothing is added to them before, so they have the type in which they are sent.
     if (l.zero >= zero_level::gradients)
       out.buffers += program.reduces_each_microbatch ? load.layer * program.reduced_bytes
                      : l.microbatches(job) == 1      ? load.layer * program.gradient_bytes
@@ -274,14 +275,14 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
   return out;
 }
 
-/// The memory of one rank of the pipeline.
+/// Returns the memory of one rank of the pipeline.
 inline memory_split rank_memory(const hardware& h, const training_job& job, const training_layout& l,
                                 std::int64_t rank) {
   return rank_memory(h, job, l, rank_load(job, l, rank));
 }
 
-/// The loads of the ranks of which one is the fullest: what is kept falls from rank to rank, so that only the first
-/// two, which may have a layer more, and the last matter.
+/// The loads of the ranks that may be the fullest. Kept bytes fall from rank to rank, so only the first two, which may
+/// have one more layer, and the last matter.
 struct pipeline_loads {
   std::array<std::int64_t, 3> ranks{};
   std::array<std::optional<rank_load>, 3> loads{};
@@ -294,7 +295,7 @@ struct pipeline_loads {
   }
 };
 
-/// The fullest rank of the pipeline, and what it holds; of the host's memory, the most that any rank takes.
+/// The fullest rank of the pipeline and its memory. Its host memory is the most that any rank needs.
 struct fullest_rank {
   std::int64_t rank = 0;
   memory_split memory;

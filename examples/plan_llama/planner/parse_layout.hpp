@@ -1,5 +1,5 @@
-// A layout from text such as "tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8,zero=1", and back. What is legal on a model is
-// checked elsewhere: training_layout.hpp.
+// Reads a layout from text such as "tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8,zero=1", and writes it. Whether it is
+// legal for a model is checked in training_layout.hpp.
 #pragma once
 
 #include <charconv>
@@ -20,8 +20,8 @@ inline constexpr std::string_view layout_keys =
     "tp, cp, pp, dp, ep, microbatch, schedule, recompute, zero, replicate, sequence_parallel, context, offload and "
     "order";
 
-/// A whole number above or equal to `least`, with an optional K, M, G (1024, its square and cube for batches of tokens,
-/// as 16M is written for 16 x 1024 x 1024) where `suffixes`. Throws `error` naming `flag`.
+/// Reads a whole number of at least `least`. With `suffixes` it may end in K, M or G (1024, its square and cube, for
+/// batches of tokens: 16M is 16 x 1024 x 1024). Throws `error` with `flag`.
 inline std::int64_t parse_count(std::string_view text, const std::string& flag, std::int64_t least = 1,
                                 bool suffixes = false) {
   std::int64_t value = 0, unit = 1;
@@ -38,7 +38,7 @@ inline std::int64_t parse_count(std::string_view text, const std::string& flag, 
   return value * unit;
 }
 
-/// Returns the value called `name` of an enumeration whose first `values` values are legal; nothing where none has it.
+/// Returns the value called `name` of an enumeration whose first `values` values are legal; nothing if none has it.
 template <class E>
 std::optional<E> value_called(std::string_view name, int values) {
   for (int i = 0; i < values; ++i)
@@ -46,7 +46,7 @@ std::optional<E> value_called(std::string_view name, int values) {
   return {};
 }
 
-/// Sets one key of a layout. Throws `error` naming `flag`, the key and what is legal.
+/// Sets one key of a layout. Throws `error` with `flag`, the key and the legal values.
 inline void set_layout_key(training_layout& l, std::string_view key, std::string_view value, const std::string& flag) {
   // An option or a column may have the key's name.
   const bool named = flag.ends_with(cat({"-", key})) || flag.ends_with(cat({" ", key}));
@@ -115,8 +115,8 @@ inline void set_layout_key(training_layout& l, std::string_view key, std::string
   }
 }
 
-/// The layout that a text of key=value pairs names, in any order, each key at most once; what is not named has its
-/// default. Throws `error` naming `flag`.
+/// Reads a layout from key=value pairs in any order, each key at most once. Other keys have their defaults. Throws
+/// `error` with `flag`.
 inline training_layout parse_layout(std::string_view text, const std::string& flag) {
   training_layout l;
   std::set<std::string_view> seen;
@@ -136,17 +136,17 @@ inline training_layout parse_layout(std::string_view text, const std::string& fl
   return l;
 }
 
-/// "interleaved:8"
+/// Returns "interleaved:8", for instance.
 inline std::string schedule_text(const training_layout& l) {
   return l.schedule == schedule_kind::interleaved ? cat({name_of(l.schedule), ":", l.chunks}) : name_of(l.schedule);
 }
 
-/// "none", "selective", "full" or "every:2"
+/// Returns "none", "selective", "full" or "every:2".
 inline std::string recompute_text(const training_layout& l) {
   return l.recompute_every > 1 ? cat({"every:", l.recompute_every}) : plait::name_of(l.recompute);
 }
 
-/// "none", "dp", "cp" or "dp:4"
+/// Returns "none", "dp", "cp" or "dp:4".
 inline std::string replicate_text(const training_layout& l) {
   switch (l.replicate) {
     case replication::over_dp:
@@ -160,13 +160,13 @@ inline std::string replicate_text(const training_layout& l) {
   }
 }
 
-/// "none", "optimizer", "activations" or "both"
+/// Returns "none", "optimizer", "activations" or "both".
 inline const char* offload_text(const training_layout& l) {
   if (l.offload_activations) return l.offload_optimizer ? "both" : "activations";
   return l.offload_optimizer ? "optimizer" : "none";
 }
 
-/// A layout as `parse_layout` reads it, extents first and without what has its default.
+/// Returns a layout as text for `parse_layout`, extents first and without default values.
 inline std::string layout_text(const training_layout& l) {
   std::string out = cat({"tp=", l.tp, ",cp=", l.cp, ",pp=", l.pp, ",dp=", l.dp, ",microbatch=", l.microbatch});
   if (l.ep > 1) out += cat({",ep=", l.ep});

@@ -1,5 +1,4 @@
-// A layout's price by named parts and as JSON, as programs print it. Sentences about it are in explain.hpp; it prices
-// nothing: step_time.hpp does.
+// A layout's price as named parts and as JSON, for printing.
 #pragma once
 
 #include <string>
@@ -13,10 +12,10 @@
 
 namespace plait::planner {
 
-/// Amounts with their names.
+/// Names and amounts.
 using named_parts = std::vector<std::pair<const char*, double>>;
 
-/// The seconds of a step by what takes them; they add up to the step.
+/// Returns the seconds of a step by purpose; they add up to the step.
 inline named_parts time_parts(const step_split& s) {
   return {{"products", s.products},
           {"attention", s.attention},
@@ -32,7 +31,7 @@ inline named_parts time_parts(const step_split& s) {
           {"shared cores", s.turns}};
 }
 
-/// The bytes of a rank by what they are for; they add up to its memory.
+/// Returns the bytes of a rank by purpose; they add up to its memory.
 inline named_parts memory_parts(const memory_split& m) {
   return {{"weights", m.weights},     {"gradients", m.gradients},
           {"optimizer", m.optimizer}, {"activations", m.activations},
@@ -41,7 +40,7 @@ inline named_parts memory_parts(const memory_split& m) {
           {"reserved", m.reserved}};
 }
 
-/// " products 1 ms, attention 2 ms": the amounts above 0, each as `text` has it.
+/// Returns the amounts above 0, each formatted by `text`: " products 1 ms, attention 2 ms".
 template <class F>
 std::string parts_text(const named_parts& parts, F&& text) {
   std::string out;
@@ -50,10 +49,10 @@ std::string parts_text(const named_parts& parts, F&& text) {
   return out;
 }
 
-/// Seconds of a step in which a rank waits for communication that nothing hides, over tp, cp, ep and the data ranks.
+/// Returns the seconds of a step in which a rank waits for communication over tp, cp, ep and the data ranks.
 constexpr double exposed_seconds(const step_split& s) { return s.tensor + s.context + s.experts + s.data; }
 
-/// A price as one JSON object, in seconds and bytes.
+/// Returns a price as one JSON object, in seconds and bytes.
 inline json_object price_json(const hardware& h, const training_job& job, const layout_price& p) {
   const auto object = [](const named_parts& parts) {
     json_object out;

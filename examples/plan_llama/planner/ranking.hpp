@@ -1,5 +1,5 @@
-// The order of a search's layouts as it is shown: variants of one layout are one, and the fastest by formulas are
-// simulated on the links that their ranks share, where slow networks change the order. The search: search.hpp.
+// Ranks the layouts of a search for display. Variants of one layout are joined. The fastest layouts by formulas are
+// simulated on the links that their ranks share, because slow networks change the order.
 #pragma once
 
 #include <algorithm>
@@ -13,30 +13,32 @@
 
 namespace plait::planner {
 
-/// A layout with the seconds by which it is ranked, and the variants that it stands for.
+/// A layout with the seconds by which it is ranked, and the number of its variants.
 struct ranked_layout {
   layout_price price;
   double seconds = 0;         ///< of a step, simulated on shared links or by formulas
-  bool simulated = false;     ///< which of both; formulas are all there is where ranks share no links
-  std::int64_t variants = 0;  ///< layouts that differ from it in what is cut over the data ranks alone
-  double apart = 0;           ///< the largest share by which one of those is slower, by formulas
+  bool simulated = false;     ///< whether `seconds` are simulated; they are not if ranks share no links
+  std::int64_t variants = 0;  ///< layouts that differ from it only in how state is cut over the data ranks
+  double apart = 0;           ///< the largest share by which a variant is slower, by formulas
 };
 
-/// How many layouts a search keeps for a ranking: variants of one are many, and slow links change the order widely.
+/// The number of layouts that a search keeps for a ranking: a layout has many variants, and slow links change the order
+/// much.
 inline constexpr std::size_t ranking_pool = 1000;
-/// By how much a layout may be slower than another for its variant.
+/// The share by which a variant may be slower.
 inline constexpr double variant_share = 0.02;
-/// How far formulas may be above a simulation: a layout that is slower by more is not simulated.
+/// The factor by which formulas may exceed a simulation. A layout that is slower by more is not simulated.
 inline constexpr double formula_excess = 1.1;
-/// A ranking simulates so much at most, in passes of all microbatches times ranks: a fraction of a second.
+/// The most work that a ranking simulates, in passes of all microbatches times ranks: a fraction of a second.
 inline constexpr double ranking_work = 1e6;
-/// The layouts that are simulated whatever work that is, unless one is more than `ranking_work` alone.
+/// The number of layouts that are always simulated, unless a single one is more than `ranking_work`.
 inline constexpr std::size_t least_simulated = 3;
 
-/// Whether a simulation on links has more to say of a layout than formulas.
+/// Whether a simulation on links may differ from the formulas.
 constexpr bool shares_links(const training_layout& l) { return l.pp > 1 || l.zero == zero_level::parameters; }
 
-/// Seconds of a step of a layout that shares links, simulated, with stragglers in proportion and shared cores.
+/// Returns the simulated seconds of a step of a layout that shares links, with stragglers in proportion and shared
+/// cores.
 inline double seconds_on_links(const hardware& h, const training_job& job, const layout_price& p) {
   const double alone = step_on_links(h, job, p) + detail::tied_seconds(h, job, p.layout);
   const step_split& s = p.seconds;
@@ -47,7 +49,7 @@ inline double seconds_on_links(const hardware& h, const training_job& job, const
 
 namespace detail {
 
-/// A layout that cuts and copies over the data ranks what another one does.
+/// Returns a layout with another layout's cuts and copies over the data ranks.
 inline training_layout with_data_of(training_layout l, const training_layout& other) {
   l.zero = other.zero, l.replicate = other.replicate, l.dp_copies = other.dp_copies;
   return l;
@@ -55,7 +57,8 @@ inline training_layout with_data_of(training_layout l, const training_layout& ot
 
 }  // namespace detail
 
-/// Layouts, fastest first, with those that differ in the level of ZeRO and the copies of a hybrid alone as one.
+/// Returns the layouts, fastest first, after joining those that differ only in the level of ZeRO and the copies of a
+/// hybrid.
 inline std::vector<ranked_layout> fold_variants(const std::vector<layout_price>& fastest_first) {
   std::vector<ranked_layout> out;
   for (const layout_price& p : fastest_first) {
@@ -75,7 +78,7 @@ inline std::vector<ranked_layout> fold_variants(const std::vector<layout_price>&
 
 namespace detail {
 
-/// The work of simulating a layout, as `ranking_work` counts it; 0: formulas are all there is.
+/// Returns the work of simulating a layout, in units of `ranking_work`; 0: it is not simulated.
 inline double simulation_work(const training_job& job, const training_layout& l) {
   if (!shares_links(l)) return 0;
   const auto microbatches = static_cast<double>(l.microbatches(job));
@@ -88,7 +91,7 @@ inline bool can_simulate(const training_job& job, const training_layout& l) {
   return l.pp == 1 || (l.microbatches(job) <= max_microbatches && l.pp <= max_pipeline_ranks);
 }
 
-/// The seconds of a layout by which it is compared with others; nothing where the simulation takes long.
+/// Returns the seconds by which a layout is compared with others; nothing if the simulation takes long.
 inline std::optional<double> compared_seconds(const hardware& h, const training_job& job, const layout_price& p) {
   const training_layout& l = p.layout;
   if (!shares_links(l)) return p.step();
@@ -98,12 +101,12 @@ inline std::optional<double> compared_seconds(const hardware& h, const training_
 
 }  // namespace detail
 
-/// The `most` best of layouts that are given fastest first by formulas. They are simulated until no other can be among
-/// the best or `ranking_work` is used up; those that are not simulated follow in their order. What a simulation adds to
-/// the formulas is expected of layouts that differ in recomputation and context alone, too.
+/// Returns the `most` best of layouts that are given fastest first by formulas. Layouts are simulated until no other
+/// can be among the best, or until `ranking_work` is used up. Layouts without a simulation follow in their order. The
+/// time that a simulation adds to the formulas is also added to layouts that differ only in recomputation and context.
 inline std::vector<ranked_layout> rank_on_links(const hardware& h, const training_job& job,
                                                 const std::vector<ranked_layout>& fastest_first, std::size_t most) {
-  std::vector<ranked_layout> best, known, others;  // the `most` best so far; all with their seconds; the rest
+  std::vector<ranked_layout> best, known, others;  // the `most` best so far; all simulated ones; the rest
   double work = 0;
   bool ended = false;
   for (ranked_layout r : fastest_first) {
@@ -134,14 +137,14 @@ inline std::vector<ranked_layout> rank_on_links(const hardware& h, const trainin
   return best;
 }
 
-/// A search with its best layouts in the order to show.
+/// A search with its best layouts in the order of display.
 struct ranked_search {
-  search_result found;  ///< by formulas; `best` has more than are asked for
+  search_result found;  ///< by formulas; `best` has more layouts than are shown
   std::vector<ranked_layout> ranked;
-  std::optional<ranked_layout> fuller;  ///< the layout that fills more than the share of memory and would come first
+  std::optional<ranked_layout> fuller;  ///< a better layout that fills more than the share of memory, if any
 };
 
-/// Searches, folds variants, and ranks what is left.
+/// Searches, joins variants, and ranks the remaining layouts.
 inline ranked_search search_ranked(const hardware& h, const training_job& job, std::int64_t accelerators,
                                    const search_options& options = {}) {
   search_options wide = options;
@@ -149,7 +152,7 @@ inline ranked_search search_ranked(const hardware& h, const training_job& job, s
   ranked_search out{search_layouts(h, job, accelerators, wide), {}, {}};
   out.ranked = rank_on_links(h, job, fold_variants(out.found.best), options.most);
   if (out.ranked.empty() || !out.found.within_share) return out;
-  // Of the front, which has the fastest last, the few fastest that fill more.
+  // The few fastest layouts of the front, whose fastest is last, that fill more memory.
   std::vector<ranked_layout> fuller;
   for (auto p = out.found.front.rbegin(); p != out.found.front.rend() && fuller.size() < 3; ++p)
     if (p->memory.total() > options.memory_share * h.memory) fuller.push_back({*p, p->step()});

@@ -1,5 +1,5 @@
-// The fastest layouts of a job on so many accelerators, and those that are best for their memory: all candidates are
-// priced, so the search is exact among them. Why one wins is in explain.hpp; a candidate's price: step_time.hpp.
+// Searches the fastest layouts of a job on a number of accelerators, and the fastest for each amount of memory. All
+// candidates are priced, so the search is exact among them.
 #pragma once
 
 #include <algorithm>
@@ -19,59 +19,59 @@
 
 namespace plait::planner {
 
-/// How pp and dp lie to each other: whose ranks are neighbours.
+/// The order of the axes pp and dp: which of them has neighbouring ranks.
 enum class axis_orders : std::uint8_t { both, pipeline_outside, pipeline_inside };
 
 /// The share of a device's memory that a search fills. Predicted peaks are wrong by 7 to 13 per cent at worst, and a
 /// layout with less of the memory costs about two per cent of the time.
 inline constexpr double usual_memory_share = 0.92;
 
-/// What a layout has in the host's memory.
+/// The state that a layout keeps in host memory.
 struct offload_choice {
   bool activations = false, optimizer = false;
 
   friend bool operator==(const offload_choice&, const offload_choice&) = default;
 };
 
-/// How many layouts that offload a search prices at most, and how much it simulates of their copies, in passes of a
-/// unit: a fraction of a second. Those whose passes take least come first.
+/// The most layouts with offload that a search prices, and the most work that it simulates for their copies, in passes
+/// of a unit: a fraction of a second. Layouts with the shortest passes come first.
 inline constexpr std::size_t most_offloaded = 256;
 inline constexpr double offload_work = 3e5;
 
-/// The choices that candidates are made of. An empty list means every choice that the comments name.
+/// The choices from which candidates are made. An empty list means all choices in its comment.
 struct search_options {
   std::vector<std::int64_t> tp{}, cp{}, pp{};  ///< divisors of the number of accelerators, tp and cp to 64
-  std::vector<std::int64_t> ep{};              ///< those that divide the experts, of a layout's ranks
+  std::vector<std::int64_t> ep{};              ///< numbers of a layout's ranks that divide the experts
   std::vector<std::int64_t> microbatch{};      ///< powers of two up to 64
-  std::vector<schedule_kind> schedules{};      ///< those of 1F1B, interleaved, ZB-H1 and ZB-V that the program has
-  std::vector<std::int64_t> chunks{};          ///< of interleaved; those with which the largest stage is smaller
+  std::vector<schedule_kind> schedules{};      ///< 1F1B, interleaved, ZB-H1 and ZB-V, if the program has them
+  std::vector<std::int64_t> chunks{};          ///< of interleaved; numbers that make the largest stage smaller
   std::vector<plait::recompute> recompute{};   ///< none, selective and full
   std::vector<zero_level> zero{};              ///< levels 0 to 3, the last without a pipeline
   std::vector<replication> replicate{};        ///< none, and over dp, each part of dp, and cp, with levels 1 to 3
   std::vector<context_kind> context{};         ///< ring, gathered keys and values, Ulysses
-  /// None, the optimizer, activations and both, where the machine and the program can. A layout that fits without
-  /// offload is never faster with it, so that it is then no candidate unless all that are asked for offload.
+  /// None, the optimizer, activations and both, if the machine and the program can. A layout that fits without offload
+  /// is never faster with it. So a layout with offload is then no candidate, unless all given choices offload.
   std::vector<offload_choice> offload{};
   axis_orders orders = axis_orders::both;
   bool sequence_parallel = true;             ///< along tp
-  double memory_share = usual_memory_share;  ///< of a device's memory, which the best fill at most; above 0, at most 1
+  double memory_share = usual_memory_share;  ///< largest share of a device's memory to fill; above 0, at most 1
   std::size_t most = 10;                     ///< layouts to return, best first
 };
 
 /// The outcome of a search.
 struct search_result {
-  std::vector<layout_price> best;   ///< within the share of memory, fastest first; where none is, of the front
-  std::vector<layout_price> front;  ///< that fit, each the fastest within its memory, least memory first
-  bool within_share = true;         ///< whether `best` keeps to the share of memory
-  /// Of layouts that offload nothing; where all asked for offload, `fitting` is of those that were priced.
+  std::vector<layout_price> best;   ///< within the share of memory, fastest first; from `front` if there are none
+  std::vector<layout_price> front;  ///< layouts that fit, each the fastest within its memory, least memory first
+  bool within_share = true;         ///< whether `best` is within the share of memory
+  /// Numbers of layouts without offload. If all given choices offload, `fitting` counts the priced ones.
   std::int64_t candidates = 0, legal = 0, fitting = 0;
-  layout_price smallest;   ///< the legal layout of the least memory, whether or not it fits; meaningful if legal > 0
-  layout_refusal nearest;  ///< the refusal of the candidate that passed the most checks, and the first of those
+  layout_price smallest;   ///< the legal layout with the least memory, even if it does not fit; valid if legal > 0
+  layout_refusal nearest;  ///< the refusal of the first candidate of those that passed the most checks
 };
 
 namespace detail {
 
-/// The schedules that are searched where none is asked for.
+/// Returns the schedules of a search if none is given.
 inline std::vector<schedule_kind> searched_schedules(const software& program) {
   std::vector<schedule_kind> out = schedules_of(program);
   std::erase_if(out, [](schedule_kind kind) {
@@ -87,8 +87,8 @@ inline std::vector<std::int64_t> divisors_up_to(std::int64_t whole, std::int64_t
   return out;
 }
 
-/// The numbers of chunks with which the largest stage has fewer layers than with any smaller number: others only add
-/// messages.
+/// Returns the numbers of chunks with which the largest stage has fewer layers than with any smaller number. Other
+/// numbers only add messages.
 inline std::vector<std::int64_t> useful_chunks(std::int64_t layers, std::int64_t pp) {
   std::vector<std::int64_t> out;
   std::int64_t before = (layers + pp - 1) / pp;
@@ -99,26 +99,26 @@ inline std::vector<std::int64_t> useful_chunks(std::int64_t layers, std::int64_t
   return out;
 }
 
-/// The part of a price that layouts share which differ in what is cut over the data ranks: what passes keep, and their
-/// time, which differs by whether gradients are added up elsewhere as they are cut.
+/// The part of a price that is equal for layouts which differ only in how state is cut over the data ranks: the memory
+/// and the times of passes. There are two times, because gradients may be added up in another place if they are cut.
 struct shared_price {
   std::optional<pipeline_loads> loads{};
   std::optional<passes_price> passes[2]{};
 };
 
-/// What of a search offloads, where nothing is asked for.
+/// Returns the offload choices of a search if none is given.
 inline std::vector<offload_choice> searched_offload(const hardware& h, const software& program) {
   if (!program.offloads || h.host_bandwidth <= 0) return {{}};
   return {{}, {false, true}, {true, false}, {true, true}};
 }
 
-/// A layout that offloads, with the least seconds that it can take.
+/// A layout with offload, and the least seconds that it can take.
 struct offloaded_layout {
   training_layout layout;
   double seconds = 0;
 };
 
-/// Collects prices: the fastest, and the front of time and memory.
+/// Collects prices: the fastest layouts, and the front of time and memory.
 class price_collector {
  public:
   price_collector(const hardware& h, const training_job& job, const search_options& options, search_result& out)
@@ -128,7 +128,7 @@ class price_collector {
         out_(out),
         offload_(options.offload.empty() ? searched_offload(h, job.program) : options.offload) {}
 
-  /// Whether a layout is not legal. The result keeps why.
+  /// Returns whether a layout is not legal, and records why.
   bool refused(const training_layout& l) {
     layout_refusal here = refusal_of(l, job_);
     if (here.why.empty()) return false;
@@ -136,17 +136,17 @@ class price_collector {
     return true;
   }
 
-  /// Keeps why a layout is no candidate, where nothing is kept yet: then no candidate may follow that says it.
+  /// Records why a layout is no candidate, if no reason is recorded yet: perhaps no candidate follows.
   void passed_over(const training_layout& l) {
     if (out_.nearest.why.empty() && out_.legal == 0) out_.nearest = refusal_of(l, job_);
   }
-  /// Keeps that the program has no pipeline, where nothing is kept yet.
+  /// Records that the program has no pipeline, if no reason is recorded yet.
   void lacks_pipeline(const training_layout& l) {
     if (out_.nearest.why.empty())
       out_.nearest = {-1,
                       cat({"pp is ", l.pp, " and the program ", job_.program.name, " has no pipeline; legal is 1"})};
   }
-  /// Keeps that the product of extents does not divide the accelerators, where nothing is kept yet.
+  /// Records that the product of extents does not divide the accelerators, if no reason is recorded yet.
   void passed_over(const training_layout& l, std::int64_t accelerators) {
     if (out_.nearest.why.empty())
       out_.nearest = {-1, cat({"tp = ", l.tp, ", cp = ", l.cp, " and pp = ", l.pp, " are ", l.tp * l.cp * l.pp,
@@ -154,13 +154,13 @@ class price_collector {
                                nearest_divisors(accelerators, l.tp * l.cp * l.pp)})};
   }
 
-  /// Returns whether a layout, of a mesh and a schedule that are legal, is legal and fits, or may fit where it
-  /// offloads. It shares its passes and what they keep with others that are cut in other ways.
+  /// Prices a layout whose mesh and schedule are legal. Returns whether it is legal and fits, or may fit with offload.
+  /// `shared` has the passes and the kept memory of layouts that differ only in their cuts.
   bool consider(const training_layout& l, const stage_times& times, shared_price& shared) {
     ++out_.candidates;
     if (layout_refusal here = refusal_of_data(l, job_); !here.why.empty()) return keep_refusal(std::move(here)), false;
     ++out_.legal;
-    // Memory first: most of what does not fit is never timed.
+    // Memory comes first: most layouts that do not fit need no times.
     if (!shared.loads) shared.loads.emplace(job_, l);
     const fullest_rank fullest = most_memory(h_, job_, l, *shared.loads);
     const double total = fullest.memory.total();
@@ -203,7 +203,7 @@ class price_collector {
     if ((priced_.size() + fuller_.size()) / 2 >= std::max(keep_, options_.most)) compact();
   }
 
-  /// Puts aside what of a layout's offload may fit. Returns whether anything may.
+  /// Stores the layout's offload choices that may fit, for `price_offloaded`. Returns whether there are any.
   bool offload(const training_layout& l, const stage_times& times, shared_price& shared, const memory_split& memory) {
     bool may_fit = false;
     for (const offload_choice& choice : offload_) {
@@ -224,7 +224,7 @@ class price_collector {
                      [](const offloaded_layout& a, const offloaded_layout& b) { return a.seconds < b.seconds; });
     if (offloaded_.size() > most_offloaded) offloaded_.resize(most_offloaded);
   }
-  /// Prices what was put aside. What is cut over the data ranks changes neither copies nor what passes keep.
+  /// Prices the stored layouts. Cuts over the data ranks change neither copies nor the memory of passes.
   void price_offloaded() {
     keep_fastest_offloaded();
     std::vector<std::pair<training_layout, shared_price>> known;
@@ -254,8 +254,8 @@ class price_collector {
     if (out_.nearest.why.empty() || here.passed > out_.nearest.passed) out_.nearest = std::move(here);
   }
 
-  /// Whether a layout of at least so many seconds is neither among the fastest nor on the front. What is as good as it
-  /// came before it, and stays.
+  /// Whether a layout that takes at least `seconds` is neither among the fastest nor on the front. An equal layout that
+  /// came before it stays.
   bool useless(double seconds, double bytes) const {
     if (seconds < slowest_ && bytes <= options_.memory_share * h_.memory) return false;
     const auto above = std::upper_bound(front_.begin(), front_.end(), bytes,
@@ -263,7 +263,7 @@ class price_collector {
     return above != front_.begin() && std::prev(above)->step() <= seconds;
   }
 
-  /// Keeps the fastest and the front of all so far. Layouts of equal price are in the order of candidates.
+  /// Keeps only the fastest layouts and the front. Layouts of equal price are in the order of candidates.
   void compact() {
     std::stable_sort(priced_.begin(), priced_.end(),
                      [](const layout_price& a, const layout_price& b) { return a.step() < b.step(); });
@@ -291,13 +291,13 @@ class price_collector {
   std::vector<offload_choice> offload_;
   std::vector<offloaded_layout> offloaded_{};
   std::vector<layout_price> fuller_{};                        ///< that fit and fill more than the share of memory
-  double slowest_ = std::numeric_limits<double>::infinity();  ///< of the fastest that are known
+  double slowest_ = std::numeric_limits<double>::infinity();  ///< seconds of the slowest of the fastest layouts
 };
 
 }  // namespace detail
 
-/// Prices every candidate on `accelerators` ranks. A hybrid holds more the more copies of its pieces there are, so that
-/// where one does not fit, those with more copies are not tried.
+/// Prices every candidate on `accelerators` ranks. A hybrid with more copies of its pieces needs more memory. So if one
+/// does not fit, hybrids with more copies are not tried.
 inline search_result search_layouts(const hardware& h, const training_job& job, std::int64_t accelerators,
                                     const search_options& options = {}) {
   search_result out;
@@ -327,14 +327,14 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
   const auto asked = [&](replication over) { return std::find(hybrids.begin(), hybrids.end(), over) != hybrids.end(); };
   const bool plain = asked(replication::none), over_cp = asked(replication::over_cp);
   const bool over_dp = asked(replication::over_dp), over_parts = asked(replication::over_part_of_dp);
-  std::vector<std::int64_t> parts;  // of dp, at the mesh that is looked at
+  std::vector<std::int64_t> parts;  // parts of dp, in the present mesh
   const auto all_hybrids = [&](training_layout l, const stage_times& times, detail::shared_price& shared) {
     if (plain && !prices.consider(l, times, shared)) return;
     const auto with = [&](replication over, std::int64_t copies) {
       l.replicate = over, l.dp_copies = copies;
       return prices.consider(l, times, shared);
     };
-    // Where nothing else is asked for, what is not legal says why.
+    // If no other choice is given, a refusal is recorded.
     const bool cuts = l.zero != zero_level::replicated && job.model.experts == 0;
     const bool two_axes = cuts && l.dp > 1 && l.cp > 1;
     if (over_cp && (two_axes || !plain)) with(replication::over_cp, 1);
@@ -345,7 +345,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
   std::vector<std::int64_t> powers;
   for (std::int64_t b = 1; b <= 64; b *= 2) powers.push_back(b);
   const auto microbatches = choices(options.microbatch, powers);
-  // A stage's passes do not depend on how many stages there are, nor on how they take turns.
+  // A stage's passes depend neither on the number of stages nor on the schedule.
   std::map<std::tuple<std::int64_t, std::int64_t, context_kind, plait::recompute, bool>, stage_times> times;
   const auto times_of = [&](const training_layout& l) -> const stage_times& {
     const std::tuple key(l.ep, l.microbatch, l.context, l.recompute, l.ep > 1 && l.pipeline_inside);
@@ -360,7 +360,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
     }
     detail::shared_price shared[recompute_modes];
     for (const zero_level zero : zeros) {
-      if (l.dp * l.cp == 1 && zero != least_cut) continue;  // nothing is cut: all are the same
+      if (l.dp * l.cp == 1 && zero != least_cut) continue;  // nothing is cut: all levels are equal
       l.zero = zero;
       if (zero == zero_level::parameters && l.pp > 1) {
         prices.passed_over(l);
@@ -397,7 +397,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
     }
   };
   const auto both_orders = [&](training_layout l) {
-    // Beyond the last level that has units, all places are alike.
+    // Beyond the last level that has units, all places are equal.
     const std::int64_t unit = h.levels.size() > 1 ? h.levels[h.levels.size() - 2].ranks : 1;
     const bool alike = l.pp == 1 || l.dp == l.near_dp() || l.tp * l.cp * l.near_dp() % unit == 0;
     for (const bool inside : {false, true}) {
@@ -435,7 +435,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
             for (const context_kind context : contexts) {
               if (cp == 1 && context != contexts.front()) continue;
               l.context = context;
-              if (prices.refused(l)) {  // whatever the policies are
+              if (prices.refused(l)) {  // under every policy
                 ++out.candidates;
                 continue;
               }

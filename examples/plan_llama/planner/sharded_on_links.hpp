@@ -1,6 +1,5 @@
-// A step with cut parameters (ZeRO-3) simulated on the links that its ranks share: each unit is gathered before it is
-// used, forward and backward, and its gradients are reduced behind it. There is no pipeline, which such a layout has
-// not: step_on_links.hpp simulates one.
+// Simulates a step with cut parameters (ZeRO-3) and without a pipeline, on the links that its ranks share. Each unit is
+// gathered before it is used, forward and backward, and its gradients are reduced after the backward pass.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +15,7 @@
 
 namespace plait::planner::detail {
 
-/// The share of a part's passes in which they communicate over the axis that takes them longest, and its level.
+/// The share of time that a part's passes communicate over their slowest axis, and the network level of that axis.
 struct pass_load {
   double share = 0;
   std::size_t level = 0;
@@ -34,16 +33,16 @@ struct pass_load {
   }
 };
 
-/// Parameters that are gathered and reduced together, a block, the embedding or the head, and what takes place with
-/// them in a microbatch, in seconds that each takes alone.
+/// A unit: parameters that are gathered and reduced together (a block, the embedding or the head), with the seconds of
+/// its passes and transfers in a microbatch, each without others.
 struct sharded_unit {
   double forward = 0, backward = 0;
   pass_load load;
-  link_transfer gather, reduce, copies;  ///< copies: of a hybrid
+  link_transfer gather, reduce, copies;  ///< copies: the sum over copies in a hybrid
 };
 
 inline std::vector<sharded_unit> sharded_units(hardware h, const training_job& job, const training_layout& l) {
-  for (network_level& level : h.levels) level.shared_by = 1;  // alone
+  for (network_level& level : h.levels) level.shared_by = 1;  // times without other transfers
   const stage_times times(h, job, l);
   const data_groups groups(h, l), of_experts(place_group(h, l.expert_copies_axis(), l.expert_copies_over_dp()));
   const software& program = job.program;
@@ -80,13 +79,13 @@ inline std::vector<sharded_unit> sharded_units(hardware h, const training_job& j
     out.insert(out.end(), static_cast<std::size_t>(m.dense_layers), unit(times.first_block, first, first, 0));
   }
   out.insert(out.end(), static_cast<std::size_t>(m.layers - m.dense_layers), block);
-  out.push_back(unit(times.head, head, m.tied ? 0 : head, 0));  // a tied one is reduced with the embedding
+  out.push_back(unit(times.head, head, m.tied ? 0 : head, 0));  // a tied head is reduced with the embedding
   return out;
 }
 
-/// One rank's step, event by event, in which all ranks meet at every unit. One pass, one gather and one reduction are
-/// under way at a time. With overlap a unit is gathered while the one before it is used, so that two are whole at a
-/// time; what is used twice in turn is not gathered again.
+/// Simulates one rank's step event by event; all ranks meet at every unit. At one time there are at most one pass, one
+/// gather and one reduction. With overlap a unit is gathered while the one before it is used, so two units are whole. A
+/// unit that is used twice in a row is not gathered again.
 class sharded_simulation {
  public:
   sharded_simulation(const hardware& h, const training_job& job, const training_layout& l)
@@ -98,7 +97,7 @@ class sharded_simulation {
         units_(sharded_units(h, job, l)),
         loads_(h, l) {}
 
-  /// Seconds until the last gradients are reduced, passes taking `slower` times as long as alone.
+  /// Returns the seconds until the last gradients are reduced. Passes take `slower` times their time.
   double run(double slower) {
     now_ = 0, used_ = begun_ = gathered_ = 0;
     reductions_.clear();
@@ -126,13 +125,13 @@ class sharded_simulation {
     const std::size_t at = use % units_.size();
     return backward(use) ? units_.size() - 1 - at : at;
   }
-  /// Whether the unit is there from the use before.
+  /// Whether the use before has gathered this unit.
   bool kept(std::size_t use) const { return use > 0 && unit_of(use) == unit_of(use - 1); }
   bool nothing_to_reduce() const { return !going_[reductions].on && reductions_.empty(); }
 
   void start_gather(std::size_t uses) {
     while (!going_[gathers].on && gathered_ < uses) {
-      // The use before has begun; without overlap it has ended, and its reduction.
+      // With overlap, the use before must have begun. Without overlap, it and its reduction must have ended.
       const bool beside = overlaps_ && !(gathers_late_ && backward(gathered_));
       if (gathered_ > (beside ? begun_ : used_) || (!overlaps_ && (pass().on || !nothing_to_reduce()))) return;
       const link_transfer& t = units_[unit_of(gathered_)].gather;
@@ -171,13 +170,13 @@ class sharded_simulation {
     ++used_;
   }
 
-  /// To the end of the next thing that ends; false: nothing is under way.
+  /// Advances time to the next end of a pass or transfer. Returns false if there are none.
   bool advance() {
     double step = std::numeric_limits<double>::infinity(), slowed[lanes] = {};
     for (std::size_t i = 0; i < lanes; ++i) {
       if (!going_[i].on) continue;
       slowed[i] = loads_.slowing(going_[i].level, 0, 0, going_[i].load);
-      // A collective beside a pass has what the pass leaves it.
+      // A collective during a pass gets the share of the time that the pass leaves.
       if (i != passes && pass().on) slowed[i] /= hidden_;
       step = std::min(step, going_[i].left * slowed[i]);
     }
@@ -197,8 +196,8 @@ class sharded_simulation {
   std::vector<sharded_unit> units_;
   link_loads loads_;
   std::size_t used_ = 0;      ///< uses of units whose pass has ended
-  std::size_t begun_ = 0;     ///< ... or is under way
-  std::size_t gathered_ = 0;  ///< uses whose unit is there
+  std::size_t begun_ = 0;     ///< uses of units whose pass has begun
+  std::size_t gathered_ = 0;  ///< uses whose unit is gathered
   std::deque<link_transfer> reductions_;
   going going_[lanes];
   double now_ = 0;

@@ -1,6 +1,5 @@
-// A step's pipeline by the schedule itself: verified, and simulated with the times of each stage, where the planner's
-// formulas (pipeline_time.hpp) take an average. It takes milliseconds. Ranks of one stage are alike: one stands for
-// all.
+// Simulates a step's pipeline by its verified schedule and the times of each stage. The planner's formulas
+// (pipeline_time.hpp) take an average. It takes milliseconds. One rank of a stage represents all of its ranks.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +23,8 @@ struct step_costing {
   schedule_costs costs;
 };
 
-/// The schedule of a layout with more than one stage, verified, and what each stage's passes cost, adding gradients and
-/// recomputation included. Throws `error` where a schedule of these sizes cannot be.
+/// Returns the verified schedule of a layout with more than one stage, and the costs of each stage's passes, including
+/// recomputation and the addition of gradients. Throws `error` if there is no schedule of these sizes.
 inline step_costing cost_schedule(const hardware& h, const training_job& job, const training_layout& l) {
   step_costing out;
   const std::int64_t microbatches = l.microbatches(job);
@@ -50,14 +49,14 @@ inline step_costing cost_schedule(const hardware& h, const training_job& job, co
   double forward = 0;
   for (const action_times& stage : out.costs.stages) forward += stage.forward / static_cast<double>(l.stages());
   out.costs.link = link_seconds(h, job, l, forward);
-  automatic_options search;  // what a searched schedule may keep, and that its ranks may end one after the other
+  automatic_options search;  // limits activations; ranks may end one after the other
   search.max_activations = static_cast<double>(2 * l.pp), search.by_span = job.program.delayed_norm;
   out.schedule =
       parse_schedule(schedule_text(l), static_cast<int>(l.pp), static_cast<int>(microbatches), out.costs, search);
   return out;
 }
 
-/// The seconds of a step with its pipeline simulated: the price's other parts stay.
+/// Returns the seconds of a step with its pipeline simulated; the other parts of the price stay.
 inline double simulated_seconds(const hardware& h, const training_job& job, const layout_price& priced) {
   if (priced.layout.pp == 1) return priced.step();
   const step_costing step = cost_schedule(h, job, priced.layout);
@@ -72,8 +71,8 @@ inline double simulated_seconds(const hardware& h, const training_job& job, cons
 /// How the ranks of a simulated pipeline share its time.
 struct pipeline_balance {
   double idle = 0;           ///< share of all ranks' time
-  double uneven = 0;         ///< by how much the busiest rank computes longer than the mean, as a share
-  std::int64_t busiest = 0;  ///< that rank
+  double uneven = 0;         ///< share by which the busiest rank computes longer than the mean
+  std::int64_t busiest = 0;  ///< the busiest rank
 };
 
 inline pipeline_balance balance_of(const hardware& h, const training_job& job, const training_layout& l) {
@@ -90,7 +89,7 @@ inline pipeline_balance balance_of(const hardware& h, const training_job& job, c
   return out;
 }
 
-/// The simulated timeline, in milliseconds, to draw with train_llama/observe/pictures.hpp.
+/// Returns the simulated timeline in milliseconds, which train_llama/observe/pictures.hpp draws.
 inline pipeline_timeline simulated_timeline(const hardware& h, const training_job& job, const training_layout& l) {
   step_costing step = cost_schedule(h, job, l);
   for (action_times& t : step.costs.stages)
@@ -99,16 +98,16 @@ inline pipeline_timeline simulated_timeline(const hardware& h, const training_jo
   return timeline_of(step.schedule, step.costs, "ms");
 }
 
-/// The disturbances that a step of many ranks suffers, and that no formula has.
+/// Disturbances of a step of many ranks, which formulas do not include.
 struct disturbance {
-  double jitter = 0;     ///< of each pass, the largest share by which a rank's varies from the mean
-  double slow_rank = 1;  ///< how many times slower than the others one rank of the pipeline is
+  double jitter = 0;     ///< the largest share by which a rank's pass differs from the mean
+  double slow_rank = 1;  ///< factor by which one rank of the pipeline is slower than the others
   std::int64_t slow_at = 0;
   std::uint64_t seed = 1;
 };
 
-/// Draws the passes of replicas, one after the other. A stage on `tp * cp` ranks is as slow as the slowest of them, so
-/// that each of its passes takes the largest of so many draws.
+/// Draws the times of replicas' passes, one after the other. A stage on `tp * cp` ranks is as slow as its slowest rank,
+/// so each of its passes takes the largest of `tp * cp` draws.
 class disturbed_costs {
  public:
   disturbed_costs(const step_costing& even, const training_layout& l, const disturbance& d)
@@ -118,7 +117,7 @@ class disturbed_costs {
   schedule_costs of_replica(std::int64_t replica) {
     schedule_costs costs = even_.costs;
     for (int stage = 0; stage < even_.schedule.shape.stages(); ++stage) {
-      // The largest of so many uniform draws has the distribution function u^group.
+      // The largest of `group_` uniform draws has the distribution function u^group.
       double slower = 1 + d_.jitter * (2 * std::pow(kernels::uniform(d_.seed, 0, drawn_++), 1 / group_) - 1);
       if (replica == 0 && even_.schedule.shape.rank_of(stage) == d_.slow_at) slower *= d_.slow_rank;
       action_times& t = costs.stages[static_cast<std::size_t>(stage)];

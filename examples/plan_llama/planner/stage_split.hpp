@@ -1,5 +1,5 @@
-// How many layers each rank of a pipeline has, in a formula's time. A search that balances costs is in
-// parallel/placement.hpp; the planner prices 10^5 layouts and takes the even split.
+// The number of layers of each rank of a pipeline, for an even split. The planner prices 10^5 layouts, so it does not
+// search a split that balances costs, as parallel/placement.hpp does.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace plait::planner {
 
-/// An even split of layers over stages. What does not divide goes to the stages in the middle, then to the first and
-/// last to the last one, which have an embedding and an output projection beside their layers.
+/// An even split of layers over stages. Remaining layers go to the stages in the middle, then to the first stage, and
+/// at last to the last one: these two also have an embedding and an output projection.
 struct stage_split {
   std::int64_t stages = 1, base = 1, rest = 0;
 
   constexpr stage_split(std::int64_t layers, std::int64_t n) : stages(n), base(layers / n), rest(layers % n) {}
 
-  /// Layers of one stage.
+  /// Returns the number of layers of one stage.
   constexpr std::int64_t of_stage(std::int64_t stage) const {
     if (stage == stages - 1) return base;  // the rest is less than the number of stages
     if (stage == 0) return base + (rest == stages - 1 && stages > 1 ? 1 : 0);
@@ -23,7 +23,7 @@ struct stage_split {
   }
 };
 
-/// How many blocks of a stage or of a rank are alike, and how many are the first ones of a model with experts.
+/// The numbers of blocks of a stage or of a rank: usual ones, and first ones of a model with experts.
 struct block_counts {
   std::int64_t alike = 0, first = 0;
 
@@ -39,7 +39,7 @@ constexpr block_counts blocks_of_stage(const transformer_shape& m, std::int64_t 
   return {here - first, first};
 }
 
-/// The stage of a rank's chunk: chunk c of rank r is stage c pp + r, and on the way back of a vee 2 pp - 1 - r.
+/// Returns the stage of a rank's chunk: chunk c of rank r is stage c pp + r, and on the way back of a vee 2 pp - 1 - r.
 constexpr std::int64_t stage_of(const training_layout& l, std::int64_t rank, std::int64_t chunk) {
   if (l.schedule == schedule_kind::zb_v && chunk == 1) return 2 * l.pp - 1 - rank;
   return chunk * l.pp + rank;
@@ -54,7 +54,7 @@ constexpr block_counts blocks_of_rank(const training_layout& l, const transforme
   return sum;
 }
 
-/// The rank of the pipeline that has the output projection: the last one, or the first one of a vee.
+/// Returns the rank of the pipeline that has the output projection: the last, or in a vee the first.
 constexpr std::int64_t last_rank(const training_layout& l) { return l.schedule == schedule_kind::zb_v ? 0 : l.pp - 1; }
 
 }  // namespace plait::planner

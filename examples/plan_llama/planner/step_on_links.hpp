@@ -1,6 +1,6 @@
-// A step of many ranks simulated with the links that they share: messages of the pipeline, collectives of data
-// parallelism and what passes send in between slow each other down where they meet. One pipeline stands for all that
-// are alike, so that 100,000 ranks take seconds.
+// Simulates a step of many ranks with the links that they share. Messages of the pipeline, collectives of data
+// parallelism and communication within passes slow each other down on a shared link. One pipeline represents all equal
+// ones, so a simulation of 100,000 ranks takes seconds.
 #pragma once
 
 #include <algorithm>
@@ -16,21 +16,21 @@
 
 namespace plait::planner {
 
-/// The messages and collectives of a step, in seconds that each takes alone.
+/// The messages and collectives of a step, with the seconds that each takes without others.
 struct link_work {
   using transfer = link_transfer;
-  transfer message;                      ///< between stages; both ways alike
-  std::vector<transfer> gather, reduce;  ///< of a stage's parameters and gradients, over dp and cp
-  std::vector<transfer> copies;          ///< of its reduced pieces, over those of a hybrid that are equal
-  std::vector<std::int64_t> layers;      ///< of a stage
-  double pass_load = 0;                  ///< of passes, by tp, cp or ep
+  transfer message;                      ///< between stages; equal in both directions
+  std::vector<transfer> gather, reduce;  ///< of each stage's parameters and gradients, over dp and cp
+  std::vector<transfer> copies;          ///< of its reduced pieces, over the equal copies of a hybrid
+  std::vector<std::int64_t> layers;      ///< of each stage
+  double pass_load = 0;                  ///< load of passes by tp, cp or ep
   std::size_t pass_level = 0;
 };
 
 namespace detail {
 
 inline link_work work_on_links(hardware h, const training_job& job, const training_layout& l) {
-  for (network_level& level : h.levels) level.shared_by = 1;  // alone
+  for (network_level& level : h.levels) level.shared_by = 1;  // times without other transfers
   const software& program = job.program;
   link_work out;
   const double values = rank_sizes(job, l).tokens * static_cast<double>(job.model.hidden) / static_cast<double>(l.tp);
@@ -68,8 +68,8 @@ inline link_work work_on_links(hardware h, const training_job& job, const traini
   return out;
 }
 
-/// One pipeline's step, event by event: everything under way advances at the rate that its links allow, until the next
-/// of it ends.
+/// Simulates one pipeline's step event by event: all active passes and transfers advance at the rate that their links
+/// allow, until the next one ends.
 class link_simulation {
  public:
   link_simulation(const hardware& h, const training_job& job, const training_layout& l, const plait::schedule& s)
@@ -85,7 +85,7 @@ class link_simulation {
     forward_.resize(cells), backward_.resize(cells), input_.resize(cells), gradient_.resize(cells);
   }
 
-  /// Seconds until the last rank has its reduced gradients, each stage's passes taking `costs`.
+  /// Returns the seconds until the last rank has its reduced gradients. `costs` has the times of each stage's passes.
   double run(const schedule_costs& costs) {
     for (auto* of : {&forward_, &backward_, &input_, &gradient_}) of->assign(of->size(), 0);
     places_.assign(s_.order.size(), {});
@@ -108,7 +108,7 @@ class link_simulation {
     what kind;
     std::size_t from, to, level;
     double left, load;
-    std::size_t cell = 0;  ///< of a message, or the place's action
+    std::size_t cell = 0;  ///< the message, or the place's action
     bool forward = false;
   };
   struct use {
@@ -117,7 +117,7 @@ class link_simulation {
   struct piece {
     link_work::transfer work;
     double part;
-    int chunk;  ///< of a gather; -1: a reduction
+    int chunk;  ///< chunk of a gather; -1: a reduction
   };
   struct place {
     std::size_t at = 0;
@@ -146,7 +146,8 @@ class link_simulation {
     places_[p].waiting.push_back({work_.gather[stage], beside ? first : 0.5, chunk});
     places_[p].waiting.push_back({work_.gather[stage], beside ? 1 - first : 0.5, chunk});
   }
-  /// Of the reduction of a stage all but its last layer's may go beside the pass that ends its gradients.
+  /// Queues the reduction of a stage. All of it but the last layer's part may run during the pass that ends its
+  /// gradients.
   void queue_reduction(std::size_t p, std::size_t stage, bool at_the_start) {
     const double last = 1 / static_cast<double>(std::max<std::int64_t>(1, work_.layers[stage]));
     const double part = at_the_start ? 1 - last : job_.program.overlaps_data ? last : 1;
@@ -166,7 +167,7 @@ class link_simulation {
     going_.push_back(g);
   }
 
-  /// Whether the place's next action has what it needs.
+  /// Whether the place's next action has its inputs.
   bool ready(std::size_t p, const action& a) const {
     const std::size_t stage = stage_at(p, a), cell = cell_of(stage, a);
     if (a.kind == action_kind::forward) {
@@ -204,7 +205,7 @@ class link_simulation {
     const action a = s_.order[p][mine.at];
     const std::size_t stage = stage_at(p, a), cell = cell_of(stage, a);
     const auto row = static_cast<std::size_t>(s_.shape.microbatches);
-    // The first pass of a stage ends with the last of its parameters.
+    // The first pass of a stage cannot end before the last of its parameters has been gathered.
     mine.held = a.kind == action_kind::forward && mine.gathered[static_cast<std::size_t>(a.chunk)] < 2;
     if (mine.held) return;
     if (a.kind == action_kind::forward) {
@@ -234,13 +235,13 @@ class link_simulation {
     }
   }
 
-  /// To the end of the next thing that ends.
+  /// Advances time to the next end of a pass or transfer.
   void advance() {
     double step = std::numeric_limits<double>::infinity();
     slowed_.clear();
     for (const going& g : going_) {
       double slower = loads_.slowing(g.level, g.from, g.to, g.load);
-      // A collective beside a pass has what the pass leaves it, which may be nothing.
+      // A collective during a pass gets the share of the time that the pass leaves, which may be 0.
       const place& mine = places_[g.from];
       if (g.kind == what::collective && mine.busy && !mine.held) slower /= hidden_;
       slowed_.push_back(slower);
@@ -269,7 +270,7 @@ class link_simulation {
   link_work work_;
   link_loads loads_;
   std::vector<use> uses_;
-  std::vector<char> forward_, backward_, input_, gradient_;  ///< of each cell: passed, and arrived
+  std::vector<char> forward_, backward_, input_, gradient_;  ///< for each cell: passes done, and messages arrived
   std::vector<place> places_;
   std::vector<going> going_;
   std::vector<double> slowed_;
@@ -278,11 +279,11 @@ class link_simulation {
 
 }  // namespace detail
 
-/// Seconds of a step on the links of the machine, with the optimizer's and the waits for offloaded activations.
-/// Replicas that are disturbed have passes of their own lengths and are simulated one by one, at most `replicas`;
-/// without a disturbance one stands for all. Ranks that share a link with others of their replica meet them at the
-/// times of the simulation; those of other replicas do what theirs does. With cut parameters all replicas meet at every
-/// layer, so that the slowest stands for all.
+/// Returns the seconds of a step on the links of the machine, including the optimizer and the waits for offloaded
+/// activations. With a disturbance each replica has passes of different lengths; up to `replicas` are simulated one by
+/// one. Without one, one replica represents all. Ranks of one replica that share a link meet at simulated times. Other
+/// replicas are assumed to do the same at the same time. With cut parameters all replicas meet at every layer, so the
+/// slowest represents all.
 inline double step_on_links(const hardware& h, const training_job& job, const layout_price& priced,
                             const disturbance& d = {}, std::int64_t replicas = 1) {
   const training_layout& l = priced.layout;

@@ -1,6 +1,5 @@
 // The price of a layout: the time of a training step and the memory of its fullest rank, by formulas that take
-// microseconds. Copies of offloaded activations are simulated, which takes milliseconds. The exact schedule is
-// simulated in simulated_step.hpp.
+// microseconds. Copies of offloaded activations are simulated, which takes milliseconds.
 #pragma once
 
 #include <algorithm>
@@ -14,18 +13,18 @@
 
 namespace plait::planner {
 
-/// Where the seconds of a step go, on the busiest rank. Communication counts where nothing hides it.
+/// The seconds of a step by purpose, on the busiest rank. Only communication that nothing hides counts.
 struct step_split {
-  double products = 0, attention = 0, memory = 0;  ///< computing, with what is recomputed
-  double recompute = 0;                            ///< of these: what is computed a second time
+  double products = 0, attention = 0, memory = 0;  ///< computing, including recomputation
+  double recompute = 0;                            ///< recomputation, a part of these
   double tensor = 0, context = 0;                  ///< communication of tp and cp
-  double experts = 0;                              ///< tokens on their way to experts and back
-  double bubble = 0;                               ///< idle for want of work in the pipeline, messages included
+  double experts = 0;                              ///< the exchange of tokens with experts
+  double bubble = 0;                               ///< idle in the pipeline, including messages
   double data = 0;                                 ///< communication over dp (and cp) of gradients and parameters
   double optimizer = 0;
   double offload = 0;  ///< waiting for copies of activations to the host's memory and back
   double straggling = 0;
-  double turns = 0;  ///< waiting for cores that other ranks use, where ranks share them
+  double turns = 0;  ///< waiting for cores, if ranks share them
 
   constexpr double computing() const { return products + attention + memory; }
   constexpr double total() const {
@@ -44,16 +43,16 @@ struct layout_price {
   double step() const { return seconds.total(); }
 };
 
-/// The parts of a pipeline's work on a microbatch. A stage in the middle has blocks alone.
+/// The parts of a pipeline's work on a microbatch. A stage in the middle has only blocks.
 struct stage_times {
-  part_time block, first_block, embedding, head;  ///< first_block: of the first blocks, where they differ
+  part_time block, first_block, embedding, head;  ///< first_block: of the first blocks, if they differ
 
   stage_times(const hardware& h, const training_job& job, const training_layout& l)
       : block(block_time(h, job, l)), embedding(embedding_time(h, job, l)), head(head_time(h, job, l)) {
     if (job.model.dense_layers > 0) first_block = block_time(h, job.of_first_blocks(), l);
   }
 
-  /// The passes of these blocks, and of what else the stage has.
+  /// Returns the passes of these blocks, and of the embedding and the head if the stage has them.
   part_time of(const block_counts& blocks, bool first, bool last) const {
     part_time out;
     const auto add = [&](double times, const part_time& part) {
@@ -68,9 +67,9 @@ struct stage_times {
   }
 };
 
-/// Seconds of broadcasts, one after the other, by which each rank of a group sends its part of an array of `bytes` to
-/// all others. Each broadcast passes every link once. The last rank of the ring has it after as many steps as there are
-/// ranks (nccl/src/graph/tuning.cc).
+/// Returns the seconds of broadcasts, one after the other, in which each rank of a group sends its part of an array of
+/// `bytes` to all others. Each broadcast passes every link once. The last rank of the ring has it after as many steps
+/// as there are ranks (nccl/src/graph/tuning.cc).
 inline double broadcasts_seconds(const hardware& h, const group_place& g, double bytes) {
   if (g.size <= 1) return 0;
   const auto n = static_cast<double>(g.size);
@@ -85,8 +84,8 @@ inline double broadcasts_seconds(const hardware& h, const group_place& g, double
 
 namespace detail {
 
-/// Seconds of adding a microbatch's gradients to those before: each is read and written. Programs that pack what they
-/// reduce copy each gradient to its place, cast it to the type that travels, and divide it there by the ranks.
+/// Returns the seconds of adding a microbatch's gradients to earlier ones: each is read and written. Programs that pack
+/// gradients copy each to its place, cast it to the type that is sent, and divide it there by the number of ranks.
 inline double accumulation_seconds(const hardware& h, const training_job& job, const training_layout& l,
                                    double parameters) {
   const software& program = job.program;
@@ -98,8 +97,8 @@ inline double accumulation_seconds(const hardware& h, const training_job& job, c
   return memory_seconds(h, parameters * bytes, 0);
 }
 
-/// The ranks among which gradients and parameters move: over which they are cut, those that hold copies of a piece in a
-/// hybrid, and all of them.
+/// The groups in which gradients and parameters move: the ranks over which they are cut, the ranks with copies of a
+/// piece in a hybrid, and all of them.
 struct data_groups {
   group_place cut, copies, all;
 
@@ -110,12 +109,12 @@ struct data_groups {
   explicit data_groups(const group_place& one) : cut(one), all(one) {}
 };
 
-/// Whether gradients are summed whole.
+/// Whether each rank gets whole sums of gradients.
 inline bool sums_whole(const software& program, const training_layout& l) {
   return l.zero == zero_level::replicated || (l.zero == zero_level::optimizer && program.reduces_whole);
 }
 
-/// Seconds in which gradients of so many bytes are reduced, and, in a hybrid, pieces summed over their copies.
+/// The seconds in which gradients are reduced, and, in a hybrid, pieces are summed over their copies.
 struct reduction_time {
   double reduce = 0, copies = 0;
 
@@ -131,18 +130,18 @@ struct reduction_time {
   constexpr double sum() const { return reduce + copies; }
 };
 
-/// Seconds in which pieces of parameters of so many bytes together come to all ranks over which they are cut.
+/// Returns the seconds in which all ranks gather parameters that are cut over them.
 inline double gather_seconds(const hardware& h, const software& program, const training_layout& l,
                              const data_groups& groups, double bytes) {
   if (program.broadcasts_slices && l.zero != zero_level::parameters) return broadcasts_seconds(h, groups.cut, bytes);
   return collective_seconds(h, groups.cut, collective::all_gather, bytes);
 }
 
-/// Seconds for which data-parallel communication is waited for, given a forward and a backward pass of all layers of
-/// the rank. Gradients go out beside the last backward pass, and parameters come in beside the first forward pass, a
-/// layer at a time; the last layer's gradients and the first one's parameters have nothing beside them. With parameters
-/// cut (ZeRO-3) that happens in each microbatch, and parameters are gathered for both passes; with gradients cut
-/// (ZeRO-2), gradients go out once or after each microbatch. What a hybrid sums over its copies goes out behind them.
+/// Returns the seconds that a rank waits for data-parallel communication, given a forward and a backward pass of all
+/// its layers. Gradients are reduced during the last backward pass, and parameters are gathered during the first
+/// forward pass, a layer at a time. Nothing hides the last layer's gradients and the first layer's parameters. With
+/// parameters cut (ZeRO-3) this happens in each microbatch, and parameters are gathered for both passes. With gradients
+/// cut (ZeRO-2), gradients are reduced once or after each microbatch. A hybrid sums copies after that.
 inline double data_seconds(const hardware& h, const training_job& job, const training_layout& l,
                            const data_groups& groups, double parameters, double layers, double forward,
                            double backward) {
@@ -162,7 +161,7 @@ inline double data_seconds(const hardware& h, const training_job& job, const tra
   if (l.zero == zero_level::optimizer) return waits(out, backward) + awaited;
   const double reductions = program.reduces_each_microbatch ? microbatches : 1;
   if (l.zero == zero_level::gradients) return reductions * waits(out, backward) + awaited;
-  // A gather and a reduction for each layer, with their own latencies.
+  // Each layer has a gather and a reduction with a latency.
   const double steps = std::max(layers, 1.0);
   const double out_all = steps * reduction_time(h, program, l, groups, gradients / steps).sum();
   const double in_all = steps * gather_seconds(h, program, l, groups, weights / steps);
@@ -172,16 +171,16 @@ inline double data_seconds(const hardware& h, const training_job& job, const tra
          reductions * waits(in_all + out_all, backward);
 }
 
-/// Seconds in which the first and the last stage sum the gradients of an embedding that both hold, of the rank's piece
-/// where gradients are cut. That is behind all passes.
+/// Returns the seconds in which the first and the last stage sum the gradients of an embedding that both hold; only of
+/// the rank's piece if gradients are cut. This comes after all passes.
 inline double tied_seconds(const hardware& h, const training_job& job, const training_layout& l) {
   if (!is_tied_across(job, l)) return 0;
   return collective_seconds(h, place_group(h, {2, l.pp_axis().stride * last_rank(l)}), collective::all_reduce,
                             tied_bytes(job, l));
 }
 
-/// Seconds of the optimizer: its state is read and written, gradients are read for their norm and for the update and
-/// written once (to zero), weights are written.
+/// Returns the seconds of the optimizer: its state is read and written, gradients are read for their norm and for the
+/// update and written once (to zero), weights are written.
 inline double optimizer_seconds(const hardware& h, const training_job& job, const training_layout& l, double parameters,
                                 std::int64_t pieces) {
   const software& program = job.program;
@@ -193,8 +192,8 @@ inline double optimizer_seconds(const hardware& h, const training_job& job, cons
   return memory_seconds(h, others + state, 20);
 }
 
-/// Seconds that passes of a step wait for copies of activations: a step with them, simulated, beside one whose copies
-/// take no time.
+/// Returns the seconds that passes of a step wait for copies of activations: the difference of a simulated step and one
+/// whose copies take no time.
 inline double offload_seconds(const hardware& h, const training_job& job, const training_layout& l,
                               const stage_times& times, double link) {
   const offloaded_step step(job, l);
@@ -216,29 +215,28 @@ inline double offload_seconds(const hardware& h, const training_job& job, const 
 
 }  // namespace detail
 
-/// Seconds of a message between stages. The activations are cut over tp as well, whether or not the sequence is.
+/// Returns the seconds of a message between stages. Activations are cut over tp, with and without sequence parallelism.
 inline double stage_message_seconds(const hardware& h, const training_job& job, const training_layout& l) {
   const double values = rank_sizes(job, l).tokens * static_cast<double>(job.model.hidden) / static_cast<double>(l.tp);
   return message_seconds(h, l.pp_axis(), job.program.activation_bytes() * values);
 }
-/// Seconds for which a message between stages holds up a rank. Where messages of one chunk pass beside the computation
-/// of another, whose pass takes `beside` seconds, that is their launch, or what the pass leaves of them.
+/// Returns the seconds that a message between stages delays a rank. If messages of one chunk travel during a pass of
+/// another, which takes `beside` seconds, it is their launch, or the part that is longer than the pass.
 inline double link_seconds(const hardware& h, const training_job& job, const training_layout& l, double beside) {
   const double message = stage_message_seconds(h, job, l);
   return job.program.overlaps_pipeline && l.chunks > 1 ? std::max(h.launch, message - beside) : message;
 }
-/// Seconds that the messages of one direction between two stages take on their wire, one after the other: no step is
-/// shorter.
+/// Returns the seconds of all messages between two stages in one direction, one after the other: no step is shorter.
 inline double wire_seconds(const hardware& h, const training_job& job, const training_layout& l) {
   if (l.pp == 1) return 0;
   return static_cast<double>(l.microbatches(job) * l.chunks) * stage_message_seconds(h, job, l);
 }
 
-/// The passes of a step, whatever is cut of the state over the data ranks, and over which of them.
+/// The price of a step's passes, which does not depend on how state is cut over the data ranks.
 struct passes_price {
   step_split seconds;                  ///< without data parallelism, the optimizer, stragglers and shared cores
   double forward = 0, backward = 0;    ///< of one microbatch on the busiest rank
-  double parameters = 0, experts = 0;  ///< of the rank with the most
+  double parameters = 0, experts = 0;  ///< of the rank with the most parameters
   double layers = 0;                   ///< of that rank
   pipeline_costs costs;
 };
@@ -252,7 +250,7 @@ inline passes_price price_passes(const hardware& h, const training_job& job, con
   part_time busiest;
   double accumulation = 0;
   part_time here;
-  std::optional<block_counts> before;  // of the rank before, where it has neither the embedding nor the head
+  std::optional<block_counts> before;  // of the rank before, if it has neither the embedding nor the head
   double parameters = 0, experts = 0, adding = 0, all = 0;
   for (std::int64_t r = 0; r < l.pp; ++r) {
     const block_counts blocks = blocks_of_rank(l, job.model, r);
@@ -297,13 +295,13 @@ inline passes_price price_passes(const hardware& h, const training_job& job, con
   return price_passes(h, job, l, stage_times(h, job, l));
 }
 
-/// The price of a layout whose passes and memory are known.
+/// Returns the price of a layout whose passes and memory are known.
 inline layout_price price_around(const hardware& h, const training_job& job, const training_layout& l,
                                  const passes_price& passes, const fullest_rank& fullest) {
   layout_price out{l, passes.seconds, fullest.memory, fullest.rank, false};
   out.fits = out.memory.total() <= h.memory && (out.memory.host == 0 || out.memory.host <= h.host_memory);
   step_split& s = out.seconds;
-  // Experts' gradients go over groups of their own; what of the passes hides is shared out by bytes.
+  // Experts' gradients use other groups. The time of passes that hides communication is divided by bytes.
   const double share = passes.parameters / (passes.parameters + passes.experts);
   const auto reduced = [&](const detail::data_groups& groups, double parameters, double part) {
     return detail::data_seconds(h, job, l, groups, parameters, passes.layers, part * passes.forward,
@@ -320,7 +318,7 @@ inline layout_price price_around(const hardware& h, const training_job& job, con
   const std::int64_t unit = h.levels.front().ranks == 0 ? 1 : h.levels.front().ranks;
   const double units = std::max(1.0, static_cast<double>(l.ranks()) / static_cast<double>(unit));
   s.straggling = h.straggling * std::log2(units) * s.total();
-  // Where ranks share cores, a step takes at least what all of them do, communication too, which moves memory there.
+  // If ranks share cores, a step takes at least the work of all of them, including communication, which moves memory.
   if (h.cores > 0 && l.ranks() > h.cores) {
     const pipeline_costs& costs = passes.costs;
     const std::int64_t m = l.microbatches(job);
@@ -333,14 +331,14 @@ inline layout_price price_around(const hardware& h, const training_job& job, con
   return out;
 }
 
-/// The price of a legal layout (`why_illegal` returns nothing); `fits` compares its memory, and what it offloads, with
-/// the hardware's. Throws `error` where it offloads to a host whose link is not described.
+/// Returns the price of a legal layout (`why_illegal` returns nothing). `fits` compares its memory, and its offloaded
+/// bytes, with the hardware's. Throws `error` if it offloads to a host whose link is not described.
 inline layout_price price(const hardware& h, const training_job& job, const training_layout& l) {
   return price_around(h, job, l, price_passes(h, job, l), most_memory(h, job, l));
 }
 
-/// The share of the devices' peak that the model's operations take (Chowdhery et al. 2022, PaLM, appendix B), `counted`
-/// being the part of attention's square that counts: 1 is the convention of most tables.
+/// Returns the share of the devices' peak that the model's operations take (Chowdhery et al. 2022, PaLM, appendix B).
+/// `counted` is the part of attention's square that counts: 1 is the convention of most tables.
 inline double utilisation(const hardware& h, const training_job& job, const training_layout& l, double seconds,
                           double counted = 1) {
   const double operations = job.tokens() * job.model.operations_per_token(job.seq, counted);

@@ -1,5 +1,5 @@
-// A layout as the planner's data: the extents of a mesh, a schedule and the policies of one training step, with what
-// makes it legal. Specs of tensors are not here: a strategy has them (nn/strategy.hpp).
+// A layout as the planner's data: the extents of a mesh, a schedule and the policies of one training step. Also checks
+// whether a layout is legal.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace plait::planner {
 
-/// The schedules that have formulas here, by the names of schedule/parse.hpp.
+/// The schedules that have formulas, by the names of schedule/parse.hpp.
 enum class schedule_kind : std::uint8_t { gpipe, one_f_one_b, interleaved, zb_h1, zb_h2, zb_v, automatic };
 inline constexpr int schedule_kinds = 7;
 
@@ -26,7 +26,7 @@ constexpr const char* name_of(schedule_kind kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// How keys and values come to the ranks that share a sequence.
+/// How keys and values reach the ranks that share a sequence.
 enum class context_kind : std::uint8_t { ring, all_gather_kv, ulysses };
 inline constexpr int context_kinds = 3;
 
@@ -35,11 +35,11 @@ constexpr const char* name_of(context_kind kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// Over which ranks the pieces are equal that a level of ZeRO makes (`data_axes::replicate`), which makes a hybrid:
-/// sharded within, replicated over. A part of dp are its outer ranks, which a mesh has as an axis of their own.
+/// The ranks over which ZeRO's pieces are equal (`data_axes::replicate`) in a hybrid, which shards within and
+/// replicates over. A part of dp means its outer ranks, which are a separate axis of the mesh.
 enum class replication : std::uint8_t { none, over_dp, over_cp, over_part_of_dp };
 
-/// The training that is asked for, whatever the layout.
+/// A training job, without its layout.
 struct training_job {
   transformer_shape model;
   std::int64_t seq = 0;           ///< tokens of a sequence
@@ -47,7 +47,7 @@ struct training_job {
   software program{};
 
   double tokens() const { return static_cast<double>(seq) * static_cast<double>(global_batch); }
-  /// The training of a model whose blocks are all as the first ones of this one.
+  /// Returns the training of a model all of whose blocks are like the first ones.
   training_job of_first_blocks() const {
     training_job job = *this;
     job.model = model.of_first_blocks();
@@ -55,13 +55,13 @@ struct training_job {
   }
 };
 
-/// A mesh with the policies of a step. Ranks lie tensor-parallel first, then cp, dp and pp (Megatron's order); with
+/// A mesh with the policies of a step. The order of axes, from the inner, is tp, cp, dp and pp (Megatron's order). With
 /// `pipeline_inside`, pp comes before dp.
 struct training_layout {
   std::int64_t tp = 1, cp = 1, pp = 1, dp = 1;
-  std::int64_t ep = 1;  ///< ranks over which experts are shared out
-  /// Those of ep are ranks side by side, of tp, cp and dp together, and experts are whole. Else they are the innermost
-  /// ranks of dp, an axis of their own in a mesh, and tp cuts each expert.
+  std::int64_t ep = 1;  ///< ranks over which experts are sharded
+  /// True: the ranks of ep are neighbours, of tp, cp and dp together, and experts are whole. False: they are the
+  /// innermost ranks of dp, a separate axis of the mesh, and tp cuts each expert.
   bool folds_experts = false;
   bool pipeline_inside = false;
   std::int64_t microbatch = 1;  ///< sequences
@@ -72,10 +72,10 @@ struct training_layout {
   zero_level zero = zero_level::optimizer;
   replication replicate = replication::none;
   std::int64_t dp_copies = 1;     ///< of each piece, with `over_part_of_dp`
-  bool sequence_parallel = true;  ///< what tensor parallelism leaves whole is cut along the sequence (over tp)
+  bool sequence_parallel = true;  ///< tensors that tensor parallelism leaves whole are cut along the sequence over tp
   context_kind context = context_kind::ring;
-  bool offload_activations = false;  ///< what blocks keep is in the host's memory between their passes
-  bool offload_optimizer = false;    ///< moments and master copies are in the host's memory
+  bool offload_activations = false;  ///< kept activations are in host memory between passes
+  bool offload_optimizer = false;    ///< moments and master copies are in host memory
 
   std::int64_t ranks() const { return tp * cp * pp * dp; }
   std::int64_t stages() const { return pp * chunks; }
@@ -85,11 +85,11 @@ struct training_layout {
 
   axis_place tp_axis() const { return {tp, 1}; }
   axis_place cp_axis() const { return {cp, tp}; }
-  /// Ranks of dp that lie within a stage, whatever the order: those of an axis ep.
+  /// Ranks of dp that lie within a stage in both orders: those of an axis ep.
   std::int64_t near_dp() const { return folds_experts ? 1 : ep; }
   /// The other ranks of dp.
   axis_place dp_axis() const { return {dp / near_dp(), tp * cp * near_dp() * (pipeline_inside ? pp : 1)}; }
-  /// Ranks of dp and cp that hold the same piece of what is cut.
+  /// Ranks of dp and cp that hold the same piece of cut state.
   std::int64_t copies() const {
     return replicate == replication::none      ? 1
            : replicate == replication::over_dp ? dp
@@ -98,7 +98,7 @@ struct training_layout {
   }
   /// Ranks of dp and cp over which a level of ZeRO cuts.
   std::int64_t pieces() const { return dp * cp / copies(); }
-  /// Those that hold the same piece, and those over which it is cut: of cp, and of dp.
+  /// The ranks of cp, and of dp, that hold the same piece, and those over which it is cut.
   axis_place copies_axis() const {
     if (replicate == replication::over_cp) return cp_axis();
     return {copies(), dp_axis().stride * (dp / copies())};
@@ -107,15 +107,15 @@ struct training_layout {
   axis_place cut_dp_axis() const {
     return {(replicate == replication::over_cp ? dp : dp / copies()) / near_dp(), dp_axis().stride};
   }
-  /// The ranks over which experts are shared out: those side by side, and those of dp behind other stages.
+  /// The ranks over which experts are sharded: neighbours, or ranks of dp beyond other stages.
   axis_place ep_axis() const {
     if (!folds_experts) return {ep, tp * cp};
     return {pipeline_inside ? std::gcd(ep, tp * cp) : ep, 1};
   }
   axis_place ep_over_dp() const { return {ep / ep_axis().extent, dp_axis().stride}; }
-  /// Over how many ranks a layer's experts are spread.
+  /// The number of ranks over which a layer's experts are spread.
   std::int64_t expert_pieces() const { return folds_experts ? ep : ep * tp; }
-  /// How many ranks hold the same piece of them, and where they lie.
+  /// The number of ranks that hold the same piece of experts, and their place.
   std::int64_t expert_copies() const { return tp * cp * dp / expert_pieces(); }
   axis_place expert_copies_axis() const {
     if (!folds_experts) return cp_axis();
@@ -132,7 +132,7 @@ struct training_layout {
   friend bool operator==(const training_layout&, const training_layout&) = default;
 };
 
-/// Chunks of a rank that a schedule has: 1, 2 for a vee, and as many as are asked for of `interleaved`.
+/// Whether a schedule can have this number of chunks on a rank: 1, 2 for a vee, and any number for `interleaved`.
 constexpr bool legal_chunks(schedule_kind kind, std::int64_t chunks) {
   if (kind == schedule_kind::interleaved) return chunks >= 2 && chunks <= max_chunks;
   return chunks == (kind == schedule_kind::zb_v ? 2 : 1);
@@ -140,7 +140,7 @@ constexpr bool legal_chunks(schedule_kind kind, std::int64_t chunks) {
 
 namespace detail {
 
-/// "12 and 16": the nearest divisors of `whole` around `value`, for a text.
+/// Returns the nearest divisors of `whole` around `value` as text: "12 and 16".
 inline std::string nearest_divisors(std::int64_t whole, std::int64_t value) {
   std::int64_t below = 0, above = 0;
   for (std::int64_t d = 1; d <= whole && (d <= value || above == 0); ++d)
@@ -151,15 +151,15 @@ inline std::string nearest_divisors(std::int64_t whole, std::int64_t value) {
 
 }  // namespace detail
 
-/// The first check that a layout fails, if any: what fails a later one is nearer to a layout that can train.
+/// The first check that a layout fails, if any. A layout that fails a later check is nearer to a legal one.
 struct layout_refusal {
   int passed = 0;     ///< checks before it
-  std::string why{};  ///< naming the flag and the nearest legal values; empty: the layout passes them all
+  std::string why{};  ///< has the flag and the nearest legal values; empty: the layout passes all checks
 };
 
 namespace detail {
 
-/// Why a layout's copies of pieces cannot be; empty where they can.
+/// Returns why a layout cannot have its copies of pieces; empty if it can.
 inline std::string why_no_hybrid(const training_layout& l, const training_job& job) {
   if (l.replicate == replication::none) return {};
   const char* axis = l.replicate == replication::over_cp ? "cp" : "dp";
@@ -182,12 +182,12 @@ inline std::string why_no_hybrid(const training_layout& l, const training_job& j
 
 namespace detail {
 
-/// Why a layout's offload has no price; empty where it has one.
+/// Returns why a layout's offload has no price; empty if it has one.
 inline std::string why_no_offload(const training_layout& l, const training_job& job) {
   if ((l.offload_activations || l.offload_optimizer) && !job.program.offloads)
     return cat({"offload is for the program plait, and the program is ", job.program.name, "; legal is none"});
   if (!l.offload_activations) return {};
-  if (job.model.experts > 0)  // what experts keep stays on the device
+  if (job.model.experts > 0)  // activations of experts stay on the device
     return "offload of activations in a model of experts is not priced; legal are offload none and optimizer";
   if (l.pp > 1 && l.schedule == schedule_kind::automatic)
     return "offload of activations with schedule automatic is not priced; legal are offload none and optimizer";
@@ -200,7 +200,7 @@ inline std::string why_no_offload(const training_layout& l, const training_job& 
 
 }  // namespace detail
 
-/// The checks that levels of ZeRO and copies of a hybrid may fail, where a mesh and a schedule pass all others.
+/// Checks the level of ZeRO and the copies of a hybrid, after all checks of the mesh and the schedule.
 inline layout_refusal refusal_of_data(const training_layout& l, const training_job& job) {
   if (l.zero == zero_level::parameters && l.pp > 1)
     return {18,
@@ -209,12 +209,12 @@ inline layout_refusal refusal_of_data(const training_layout& l, const training_j
   return {};
 }
 
-/// The ranks over which a layout can share out experts: this number and what divides it.
+/// Returns a number of ranks over which a layout can shard experts: its divisors are legal, too.
 inline std::int64_t legal_expert_ranks(const training_layout& l, const transformer_shape& m) {
   return std::gcd(std::max<std::int64_t>(1, m.experts), l.folds_experts ? l.tp * l.cp * l.dp : l.dp);
 }
 
-/// Returns why a layout cannot train `job`, if it cannot. Memory is another question: plan_llama/planner/memory.hpp.
+/// Returns why a layout cannot train `job`, if it cannot. It does not check memory.
 inline layout_refusal refusal_of(const training_layout& l, const training_job& job) {
   const transformer_shape& m = job.model;
   int check = 0;
@@ -295,7 +295,7 @@ inline layout_refusal refusal_of(const training_layout& l, const training_job& j
   return refusal_of_data(l, job);
 }
 
-/// Returns why a layout cannot train `job`, naming the flag and the nearest legal values; empty where it can.
+/// Returns why a layout cannot train `job`, with the flag and the nearest legal values; empty if it can.
 inline std::string why_illegal(const training_layout& l, const training_job& job) { return refusal_of(l, job).why; }
 
 }  // namespace plait::planner
