@@ -19,18 +19,18 @@
   PLAIT_LAUNCHER(embedding_forward<T, Id>)              \
   PLAIT_LAUNCHER(embedding_backward<T, Id>)
 
+#define PLAIT_LAUNCHERS_OF_ACTIVATION(T, function)                     \
+  PLAIT_LAUNCHER(activation_forward<activation_function::function, T>) \
+  PLAIT_LAUNCHER(activation_backward<activation_function::function, T>)
+
 /// The launchers for activations or weights of T, with statistics and gradients of weights of S.
 #define PLAIT_LAUNCHERS_OF(T, S)                      \
   PLAIT_LAUNCHERS_OF_IDS(T, S, std::int64_t)          \
   PLAIT_LAUNCHERS_OF_IDS(T, S, std::int32_t)          \
-  PLAIT_LAUNCHER(relu_forward<T>)                     \
-  PLAIT_LAUNCHER(relu_backward<T>)                    \
-  PLAIT_LAUNCHER(silu_forward<T>)                     \
-  PLAIT_LAUNCHER(silu_backward<T>)                    \
-  PLAIT_LAUNCHER(gelu_forward<T>)                     \
-  PLAIT_LAUNCHER(gelu_backward<T>)                    \
-  PLAIT_LAUNCHER(gelu_tanh_forward<T>)                \
-  PLAIT_LAUNCHER(gelu_tanh_backward<T>)               \
+  PLAIT_LAUNCHERS_OF_ACTIVATION(T, relu)              \
+  PLAIT_LAUNCHERS_OF_ACTIVATION(T, silu)              \
+  PLAIT_LAUNCHERS_OF_ACTIVATION(T, gelu)              \
+  PLAIT_LAUNCHERS_OF_ACTIVATION(T, gelu_tanh)         \
   PLAIT_LAUNCHER(swiglu_forward<T>)                   \
   PLAIT_LAUNCHER(swiglu_backward<T>)                  \
   PLAIT_LAUNCHER(add<T>)                              \

@@ -37,7 +37,7 @@ void pass(counting_device& device, double arrays, std::int64_t values) {
   device.count_moved(arrays * static_cast<double>(values) * sizeof(T));
 }
 
-/// Counts an activation of `values` values, which moves `arrays` such arrays.
+/// An activation of `values` values, which passes `arrays` arrays of them, and may take longer to compute than to move.
 template <class T>
 void activate(counting_device& device, double arrays, std::int64_t values, bool backward) {
   device.count_activation(arrays * static_cast<double>(values) * sizeof(T), static_cast<double>(values), backward);
@@ -106,9 +106,6 @@ void pass_logits(counting_device& device, double arrays, const Arguments&... arg
 /// Counts `arrays` arrays, whose length is the product of the first `sizes` sizes.
 #define PLAIT_PASSES(kernel, arrays, sizes) \
   PLAIT_COUNTS(kernel, detail::pass<T>(device, arrays, detail::elements<sizes>(arguments...)))
-/// Counts an activation, whose computation may take longer than the move of its data.
-#define PLAIT_ACTIVATES(kernel, arrays, sizes, backward) \
-  PLAIT_COUNTS(kernel, detail::activate<T>(device, arrays, detail::elements<sizes>(arguments...), backward))
 
 PLAIT_PASSES(accumulate, 3, 1)
 PLAIT_PASSES(add, 3, 1)
@@ -116,8 +113,6 @@ PLAIT_PASSES(axpy, 3, 1)
 PLAIT_PASSES(multiply, 3, 1)
 PLAIT_PASSES(scale, 2, 1)
 PLAIT_PASSES(fill, 1, 1)
-PLAIT_PASSES(relu_forward, 2, 1)
-PLAIT_PASSES(relu_backward, 3, 1)
 PLAIT_PASSES(norm_forward, 2, 2)
 PLAIT_PASSES(norm_backward, 3, 2)
 PLAIT_PASSES(norm_apply, 2, 2)
@@ -129,15 +124,8 @@ PLAIT_PASSES(take_rows, 2, 2)
 PLAIT_PASSES(multiply_by_gates, 3, 2)
 PLAIT_PASSES(multiply_by_gates_backward, 3, 2)
 
-PLAIT_ACTIVATES(gelu_forward, 2, 1, false)
-PLAIT_ACTIVATES(gelu_backward, 3, 1, true)
-PLAIT_ACTIVATES(gelu_tanh_forward, 2, 1, false)
-PLAIT_ACTIVATES(gelu_tanh_backward, 3, 1, true)
-PLAIT_ACTIVATES(silu_forward, 2, 1, false)
-PLAIT_ACTIVATES(silu_backward, 3, 1, true)
-PLAIT_ACTIVATES(swiglu_forward, 3, 2, false)
-PLAIT_ACTIVATES(swiglu_backward, 5, 2, true)
-
+PLAIT_COUNTS(swiglu_forward, detail::activate<T>(device, 3, detail::elements<2>(arguments...), false))
+PLAIT_COUNTS(swiglu_backward, detail::activate<T>(device, 5, detail::elements<2>(arguments...), true))
 PLAIT_COUNTS(rope_forward, detail::rotate_heads<T>(device, arguments...))
 PLAIT_COUNTS(rope_backward, detail::rotate_heads<T>(device, arguments...))
 PLAIT_COUNTS(dropout_forward, detail::pass_box<T>(device, arguments...))
@@ -150,7 +138,6 @@ PLAIT_COUNTS(cross_entropy_backward, detail::pass_logits<T>(device, 2, arguments
 PLAIT_COUNTS(attention_forward, detail::attend<std::remove_const_t<T>>(device, 4, arguments...))
 PLAIT_COUNTS(attention_backward, detail::attend<std::remove_const_t<T>>(device, 10, arguments...))
 
-#undef PLAIT_ACTIVATES
 #undef PLAIT_PASSES
 #undef PLAIT_COUNTS
 
@@ -159,6 +146,14 @@ PLAIT_COUNTS(attention_backward, detail::attend<std::remove_const_t<T>>(device, 
 template <class From, class To, class... Arguments>
 void cast(counting_device& device, From* const&, To* const&, const Arguments&... arguments) {
   device.count_moved(static_cast<double>(detail::elements<1>(arguments...)) * (sizeof(From) + sizeof(To)));
+}
+template <activation_function Function, class T>
+void activation_forward(counting_device& device, const T*, T*, std::int64_t n) {
+  Function == activation_function::relu ? detail::pass<T>(device, 2, n) : detail::activate<T>(device, 2, n, false);
+}
+template <activation_function Function, class T>
+void activation_backward(counting_device& device, const T*, const T*, T*, std::int64_t n) {
+  Function == activation_function::relu ? detail::pass<T>(device, 3, n) : detail::activate<T>(device, 3, n, true);
 }
 template <class Id, class T, class... Arguments>
 void embedding_forward(counting_device& device, Id* const&, T* const&, const Arguments&... arguments) {

@@ -19,48 +19,22 @@ namespace plait {
 
 // The functions that an `activation` layer applies. A program's own function is a struct with these two members.
 
-struct relu {
+template <kernels::activation_function Function>
+struct known_function {
   template <class Device, class T>
   static void forward(Device& d, const T* x, T* y, std::int64_t n) {
-    kernels::relu_forward(d, x, y, n);
+    kernels::activation_forward<Function>(d, x, y, n);
   }
   template <class Device, class T>
   static void backward(Device& d, const T* x, const T* dy, T* dx, std::int64_t n) {
-    kernels::relu_backward(d, x, dy, dx, n);
+    kernels::activation_backward<Function>(d, x, dy, dx, n);
   }
 };
-/// x Phi(x), exact (Hendrycks and Gimpel 2016).
-struct gelu {
-  template <class Device, class T>
-  static void forward(Device& d, const T* x, T* y, std::int64_t n) {
-    kernels::gelu_forward(d, x, y, n);
-  }
-  template <class Device, class T>
-  static void backward(Device& d, const T* x, const T* dy, T* dx, std::int64_t n) {
-    kernels::gelu_backward(d, x, dy, dx, n);
-  }
-};
-/// The tanh approximation of gelu, as in GPT-2.
-struct gelu_tanh {
-  template <class Device, class T>
-  static void forward(Device& d, const T* x, T* y, std::int64_t n) {
-    kernels::gelu_tanh_forward(d, x, y, n);
-  }
-  template <class Device, class T>
-  static void backward(Device& d, const T* x, const T* dy, T* dx, std::int64_t n) {
-    kernels::gelu_tanh_backward(d, x, dy, dx, n);
-  }
-};
-struct silu {
-  template <class Device, class T>
-  static void forward(Device& d, const T* x, T* y, std::int64_t n) {
-    kernels::silu_forward(d, x, y, n);
-  }
-  template <class Device, class T>
-  static void backward(Device& d, const T* x, const T* dy, T* dx, std::int64_t n) {
-    kernels::silu_backward(d, x, dy, dx, n);
-  }
-};
+
+struct relu : known_function<kernels::activation_function::relu> {};
+struct gelu : known_function<kernels::activation_function::gelu> {};
+struct gelu_tanh : known_function<kernels::activation_function::gelu_tanh> {};
+struct silu : known_function<kernels::activation_function::silu> {};
 
 namespace detail {
 template <class Spec>

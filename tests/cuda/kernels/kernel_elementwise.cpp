@@ -25,6 +25,7 @@ using plait::gradient_of;
 using plait::statistic_of;
 using std::int64_t;
 namespace kernels = plait::kernels;
+using enum plait::kernels::activation_function;
 using bytes = std::vector<std::uint8_t>;
 
 template <class T>
@@ -53,16 +54,19 @@ void check_elementwise(int64_t n, std::size_t lead) {
   check("multiply", [&](auto& on, auto* x, auto* d, auto* y) { kernels::multiply(on, x, d, y, n); });
   check("fill", [&](auto& on, auto*, auto*, auto* y) { kernels::fill(on, y, n, factor); });
   check("fill with a T", [&]<class Y>(auto& on, auto*, auto*, Y* y) { kernels::fill(on, y, n, typed<Y>(factor)); });
-  check("relu", [&](auto& on, auto* x, auto*, auto* y) { kernels::relu_forward(on, x, y, n); });
-  check("silu", [&](auto& on, auto* x, auto*, auto* y) { kernels::silu_forward(on, x, y, n); });
-  check("gelu", [&](auto& on, auto* x, auto*, auto* y) { kernels::gelu_forward(on, x, y, n); });
-  check("gelu_tanh", [&](auto& on, auto* x, auto*, auto* y) { kernels::gelu_tanh_forward(on, x, y, n); });
-  check("relu_backward", [&](auto& on, auto* x, auto* d, auto* y) { kernels::relu_backward(on, x, d, y, n); });
-  check("silu_backward", [&](auto& on, auto* x, auto* d, auto* y) { kernels::silu_backward(on, x, d, y, n); });
-  check("gelu_backward", [&](auto& on, auto* x, auto* d, auto* y) { kernels::gelu_backward(on, x, d, y, n); });
+  check("relu", [&](auto& on, auto* x, auto*, auto* y) { kernels::activation_forward<relu>(on, x, y, n); });
+  check("silu", [&](auto& on, auto* x, auto*, auto* y) { kernels::activation_forward<silu>(on, x, y, n); });
+  check("gelu", [&](auto& on, auto* x, auto*, auto* y) { kernels::activation_forward<gelu>(on, x, y, n); });
+  check("gelu_tanh", [&](auto& on, auto* x, auto*, auto* y) { kernels::activation_forward<gelu_tanh>(on, x, y, n); });
+  check("relu_backward",
+        [&](auto& on, auto* x, auto* d, auto* y) { kernels::activation_backward<relu>(on, x, d, y, n); });
+  check("silu_backward",
+        [&](auto& on, auto* x, auto* d, auto* y) { kernels::activation_backward<silu>(on, x, d, y, n); });
+  check("gelu_backward",
+        [&](auto& on, auto* x, auto* d, auto* y) { kernels::activation_backward<gelu>(on, x, d, y, n); });
   check("gelu_tanh_backward",  // in place of x
         [&]<class Y>(auto& on, auto*, auto* d, Y* y) {
-          kernels::gelu_tanh_backward(on, static_cast<const Y*>(y), d, y, n);
+          kernels::activation_backward<gelu_tanh>(on, static_cast<const Y*>(y), d, y, n);
         });
 }
 

@@ -26,6 +26,7 @@ using plait::gradient_of;
 using plait::statistic_of;
 using std::int64_t;
 namespace kernels = plait::kernels;
+using enum plait::kernels::activation_function;
 namespace simd = plait::kernels::simd;
 
 constexpr double roundoff = 0x1p-8;
@@ -163,14 +164,14 @@ TEST_CASE("activations") {
       cpu device;
       const auto x = numbers<T>(n, 1), dy = numbers<T>(n, 2);
       auto y = zeros<T>(n);
-      kernels::relu_forward(device, x.data(), y.data(), n), out(y);
-      kernels::relu_backward(device, x.data(), dy.data(), y.data(), n), out(y);
-      kernels::silu_forward(device, x.data(), y.data(), n), out(y);
-      kernels::silu_backward(device, x.data(), dy.data(), y.data(), n), out(y);
-      kernels::gelu_forward(device, x.data(), y.data(), n), out(y);
-      kernels::gelu_backward(device, x.data(), dy.data(), y.data(), n), out(y);
-      kernels::gelu_tanh_forward(device, x.data(), y.data(), n), out(y);
-      kernels::gelu_tanh_backward(device, x.data(), dy.data(), y.data(), n), out(y);
+      kernels::activation_forward<relu>(device, x.data(), y.data(), n), out(y);
+      kernels::activation_backward<relu>(device, x.data(), dy.data(), y.data(), n), out(y);
+      kernels::activation_forward<silu>(device, x.data(), y.data(), n), out(y);
+      kernels::activation_backward<silu>(device, x.data(), dy.data(), y.data(), n), out(y);
+      kernels::activation_forward<gelu>(device, x.data(), y.data(), n), out(y);
+      kernels::activation_backward<gelu>(device, x.data(), dy.data(), y.data(), n), out(y);
+      kernels::activation_forward<gelu_tanh>(device, x.data(), y.data(), n), out(y);
+      kernels::activation_backward<gelu_tanh>(device, x.data(), dy.data(), y.data(), n), out(y);
 
       const auto gate_up = numbers<T>(3 * 2 * n, 3), d = numbers<T>(3 * n, 4);
       auto product = zeros<T>(3 * n), gradient = zeros<T>(3 * 2 * n);

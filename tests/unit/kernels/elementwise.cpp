@@ -119,6 +119,8 @@ TEST_CASE_TEMPLATE("bias and its gradient", T, float, double) {
 
 namespace {
 
+using enum kernels::activation_function;
+
 struct activation {
   void (*forward)(cpu&, const double*, double*, int64_t);
   void (*backward)(cpu&, const double*, const double*, double*, int64_t);
@@ -127,16 +129,18 @@ struct activation {
   double (*reference)(double);
 };
 
+template <kernels::activation_function F>
+constexpr activation activation_of(double (*reference)(double)) {
+  return {kernels::activation_forward<F, double>, kernels::activation_backward<F, double>,
+          kernels::activation_forward<F, float>, kernels::activation_backward<F, float>, reference};
+}
+
 const activation activations[] = {
-    {kernels::relu_forward<double>, kernels::relu_backward<double>, kernels::relu_forward<float>,
-     kernels::relu_backward<float>, [](double x) { return x > 0 ? x : 0; }},
-    {kernels::silu_forward<double>, kernels::silu_backward<double>, kernels::silu_forward<float>,
-     kernels::silu_backward<float>, [](double x) { return x / (1 + std::exp(-x)); }},
-    {kernels::gelu_forward<double>, kernels::gelu_backward<double>, kernels::gelu_forward<float>,
-     kernels::gelu_backward<float>, [](double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); }},
-    {kernels::gelu_tanh_forward<double>, kernels::gelu_tanh_backward<double>, kernels::gelu_tanh_forward<float>,
-     kernels::gelu_tanh_backward<float>,
-     [](double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }}};
+    activation_of<relu>([](double x) { return x > 0 ? x : 0; }),
+    activation_of<silu>([](double x) { return x / (1 + std::exp(-x)); }),
+    activation_of<gelu>([](double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); }),
+    activation_of<gelu_tanh>(
+        [](double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); })};
 
 }  // namespace
 
@@ -167,7 +171,7 @@ TEST_CASE("activations and their gradients") {
   const float infinity = std::numeric_limits<float>::infinity();
   const float far[] = {-1e4f, 1e4f, -infinity};
   float y[3];
-  kernels::silu_forward(device, far, y, 2);
+  kernels::activation_forward<silu>(device, far, y, 2);
   CHECK(y[0] == 0.0f);
   CHECK(y[1] == 1e4f);
 }

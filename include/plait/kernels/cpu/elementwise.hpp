@@ -104,8 +104,6 @@ void bias_gradient(cpu&, const T* dy, gradient_of<T>* dbias, std::int64_t rows, 
 }
 
 // ---- activations -------------------------------------------------------------------------------------------------
-//
-// `backward` takes the input x of the forward pass and dy and writes dx, which may be the array of x or of dy.
 
 namespace detail {
 
@@ -122,89 +120,82 @@ PLAIT_ALWAYS_INLINE simd::pack<T> tanh(simd::pack<T> u) {
   return A(1) - A(2) / (simd::exp<T>(u * A(2)) + A(1));
 }
 
-inline constexpr double root_2_over_pi = 0.79788456080286535588;
-inline constexpr double gelu_cubic = 0.044715;
+/// Phi(x) of the normal distribution
+template <class A>
+A normal_distribution(A x) {
+  return A(0.5) * (A(1) + std::erf(x * A(M_SQRT1_2)));
+}
+
+/// u and its derivative: 2 Phi(x) - 1 is nearly tanh(u(x)).
+inline constexpr double root_2_over_pi = 0.79788456080286535588, gelu_cubic = 0.044715;
+template <class T>
+PLAIT_ALWAYS_INLINE simd::pack<T> gelu_tanh_input(simd::pack<T> x) {
+  using A = arithmetic<T>;
+  return A(root_2_over_pi) * (x + A(gelu_cubic) * x * x * x);
+}
+template <class T>
+PLAIT_ALWAYS_INLINE simd::pack<T> gelu_tanh_slope(simd::pack<T> x) {
+  using A = arithmetic<T>;
+  return A(root_2_over_pi) * (A(3 * gelu_cubic) * x * x + A(1));
+}
+
+/// f(x), but for gelu
+template <activation_function Function, class T>
+PLAIT_ALWAYS_INLINE simd::pack<T> activated(simd::pack<T> x) {
+  using A = arithmetic<T>;
+  using enum activation_function;
+  if constexpr (Function == relu) {
+    return x > simd::pack<T>{} ? x : simd::pack<T>{};
+  } else if constexpr (Function == silu) {
+    return x * sigmoid<T>(x);
+  } else {
+    return A(0.5) * x * (tanh<T>(gelu_tanh_input<T>(x)) + A(1));
+  }
+}
+/// dy f'(x), but for gelu
+template <activation_function Function, class T>
+PLAIT_ALWAYS_INLINE simd::pack<T> activation_gradient(simd::pack<T> x, simd::pack<T> dy) {
+  using A = arithmetic<T>;
+  using enum activation_function;
+  if constexpr (Function == relu) {
+    return x > simd::pack<T>{} ? dy : simd::pack<T>{};
+  } else if constexpr (Function == silu) {
+    const simd::pack<T> s = sigmoid<T>(x);
+    return dy * s * (x * (A(1) - s) + A(1));
+  } else {
+    const simd::pack<T> t = tanh<T>(gelu_tanh_input<T>(x));
+    return dy * (A(0.5) * (t + A(1)) + A(0.5) * x * (A(1) - t * t) * gelu_tanh_slope<T>(x));
+  }
+}
 
 }  // namespace detail
 
-/// y = max(x, 0)
-template <class T>
-void relu_forward(cpu&, const T* x, T* y, std::int64_t n) {
-  simd::transform(
-      n, y, [](simd::pack<T> v) { return v > simd::pack<T>{} ? v : simd::pack<T>{}; }, x);
-}
-
-template <class T>
-void relu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
-  simd::transform(
-      n, dx, [](simd::pack<T> v, simd::pack<T> d) { return v > simd::pack<T>{} ? d : simd::pack<T>{}; }, x, dy);
-}
-
-/// y = x / (1 + e^-x)
-template <class T>
-void silu_forward(cpu&, const T* x, T* y, std::int64_t n) {
-  simd::transform(
-      n, y, [](simd::pack<T> v) { return v * detail::sigmoid<T>(v); }, x);
-}
-
-template <class T>
-void silu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
-  using A = arithmetic<T>;
-  simd::transform(
-      n, dx,
-      [](simd::pack<T> v, simd::pack<T> d) {
-        const simd::pack<T> s = detail::sigmoid<T>(v);
-        return d * s * (v * (A(1) - s) + A(1));
-      },
-      x, dy);
-}
-
-/// y = x Phi(x) with the exact normal distribution function Phi (Hendrycks and Gimpel 2016).
-template <class T>
-void gelu_forward(cpu&, const T* x, T* y, std::int64_t n) {
-  using A = arithmetic<T>;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const A v = widened(x[i]);
-    y[i] = converted<T>(A(0.5) * v * (A(1) + std::erf(v * A(M_SQRT1_2))));
+/// y = f(x)
+template <activation_function Function, class T>
+void activation_forward(cpu&, const T* x, T* y, std::int64_t n) {
+  if constexpr (Function == activation_function::gelu) {
+    for (std::int64_t i = 0; i < n; ++i)
+      y[i] = converted<T>(widened(x[i]) * detail::normal_distribution(widened(x[i])));
+  } else {
+    simd::transform(
+        n, y, [](simd::pack<T> v) { return detail::activated<Function, T>(v); }, x);
   }
 }
-
-template <class T>
-void gelu_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
-  using A = arithmetic<T>;
-  constexpr A density_at_0 = A(0.39894228040143267794);
-  for (std::int64_t i = 0; i < n; ++i) {
-    const A v = widened(x[i]);
-    const A distribution = A(0.5) * (A(1) + std::erf(v * A(M_SQRT1_2)));
-    dx[i] = converted<T>(widened(dy[i]) * (distribution + v * density_at_0 * std::exp(A(-0.5) * v * v)));
+/// dx = dy f'(x) of the input x of the forward pass; dx may be the array of x or of dy.
+template <activation_function Function, class T>
+void activation_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
+  if constexpr (Function == activation_function::gelu) {
+    using A = arithmetic<T>;
+    constexpr A density_at_0 = A(0.39894228040143267794);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const A v = widened(x[i]);
+      const A slope = detail::normal_distribution(v) + v * density_at_0 * std::exp(A(-0.5) * v * v);
+      dx[i] = converted<T>(widened(dy[i]) * slope);
+    }
+  } else {
+    simd::transform(
+        n, dx, [](simd::pack<T> v, simd::pack<T> d) { return detail::activation_gradient<Function, T>(v, d); }, x, dy);
   }
-}
-
-/// y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the approximation of GPT-2.
-template <class T>
-void gelu_tanh_forward(cpu&, const T* x, T* y, std::int64_t n) {
-  using A = arithmetic<T>;
-  simd::transform(
-      n, y,
-      [](simd::pack<T> v) {
-        const simd::pack<T> u = A(detail::root_2_over_pi) * (v + A(detail::gelu_cubic) * v * v * v);
-        return A(0.5) * v * (detail::tanh<T>(u) + A(1));
-      },
-      x);
-}
-
-template <class T>
-void gelu_tanh_backward(cpu&, const T* x, const T* dy, T* dx, std::int64_t n) {
-  using A = arithmetic<T>;
-  simd::transform(
-      n, dx,
-      [](simd::pack<T> v, simd::pack<T> d) {
-        const simd::pack<T> u = A(detail::root_2_over_pi) * (v + A(detail::gelu_cubic) * v * v * v);
-        const simd::pack<T> du = A(detail::root_2_over_pi) * (A(3 * detail::gelu_cubic) * v * v + A(1));
-        const simd::pack<T> t = detail::tanh<T>(u);
-        return d * (A(0.5) * (t + A(1)) + A(0.5) * v * (A(1) - t * t) * du);
-      },
-      x, dy);
 }
 
 // ---- SwiGLU ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -167,13 +168,13 @@ __device__ inline double error_function(double x) { return ::erf(x); }
 __device__ inline float hyperbolic_tangent(float x) { return ::tanhf(x); }
 __device__ inline double hyperbolic_tangent(double x) { return ::tanh(x); }
 
+// Each has two operators: f(x), and dy f'(x).
+
 struct relu {
   template <class S>
   __device__ S operator()(S x) const {
     return x > S(0) ? x : S(0);
   }
-};
-struct relu_gradient {
   template <class S>
   __device__ S operator()(S x, S dy) const {
     return x > S(0) ? dy : S(0);
@@ -184,10 +185,6 @@ template <class T>
 struct silu {
   using S = arithmetic<T>;
   __device__ S operator()(S x) const { return x * logistic<T>(x); }
-};
-template <class T>
-struct silu_gradient {
-  using S = arithmetic<T>;
   __device__ S operator()(S x, S dy) const {
     const S s = logistic<T>(x);
     return dy * s * (x * (S(1) - s) + S(1));
@@ -201,8 +198,6 @@ struct gelu {
   __device__ S operator()(S x) const {
     return S(0.5) * x * (S(1) + error_function(x * S(root_half)));
   }
-};
-struct gelu_gradient {
   template <class S>
   __device__ S operator()(S x, S dy) const {
     constexpr S density_at_0 = S(0.39894228040143267794);
@@ -224,8 +219,6 @@ struct gelu_tanh {
     using curve = gelu_curve<S>;
     return S(0.5) * x * (hyperbolic_tangent(curve::slope * (x + curve::cubic * x * x * x)) + S(1));
   }
-};
-struct gelu_tanh_gradient {
   template <class S>
   __device__ S operator()(S x, S dy) const {
     using curve = gelu_curve<S>;
@@ -235,42 +228,19 @@ struct gelu_tanh_gradient {
   }
 };
 
+template <activation_function Function, class T>
+using function_of =
+    std::tuple_element_t<static_cast<std::size_t>(Function), std::tuple<relu, silu<T>, gelu, gelu_tanh>>;
+
 }  // namespace detail
 
-template <class T>
-void relu_forward(cuda& device, const T* x, T* y, std::int64_t n) {
-  detail::map(device, n, detail::relu{}, y, x);
+template <activation_function Function, class T>
+void activation_forward(cuda& device, const T* x, T* y, std::int64_t n) {
+  detail::map(device, n, detail::function_of<Function, T>{}, y, x);
 }
-template <class T>
-void relu_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n) {
-  detail::map(device, n, detail::relu_gradient{}, dx, x, dy);
-}
-
-template <class T>
-void silu_forward(cuda& device, const T* x, T* y, std::int64_t n) {
-  detail::map(device, n, detail::silu<T>{}, y, x);
-}
-template <class T>
-void silu_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n) {
-  detail::map(device, n, detail::silu_gradient<T>{}, dx, x, dy);
-}
-
-template <class T>
-void gelu_forward(cuda& device, const T* x, T* y, std::int64_t n) {
-  detail::map(device, n, detail::gelu{}, y, x);
-}
-template <class T>
-void gelu_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n) {
-  detail::map(device, n, detail::gelu_gradient{}, dx, x, dy);
-}
-
-template <class T>
-void gelu_tanh_forward(cuda& device, const T* x, T* y, std::int64_t n) {
-  detail::map(device, n, detail::gelu_tanh{}, y, x);
-}
-template <class T>
-void gelu_tanh_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n) {
-  detail::map(device, n, detail::gelu_tanh_gradient{}, dx, x, dy);
+template <activation_function Function, class T>
+void activation_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n) {
+  detail::map(device, n, detail::function_of<Function, T>{}, dx, x, dy);
 }
 
 // ---- SwiGLU ------------------------------------------------------------------------------------------------------

@@ -56,32 +56,12 @@ void bias_gradient(cuda& device, const T* dy, gradient_of<T>* dbias, std::int64_
                    std::int64_t stride = 0);
 
 // ---- activations -------------------------------------------------------------------------------------------------
-//
-// `backward` takes the input x of the forward pass and dy, and writes dx, which may be the array of x or of dy.
 
-template <class T>
-void relu_forward(cuda& device, const T* x, T* y, std::int64_t n);
+template <activation_function Function, class T>
+void activation_forward(cuda& device, const T* x, T* y, std::int64_t n);
 
-template <class T>
-void relu_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n);
-
-template <class T>
-void silu_forward(cuda& device, const T* x, T* y, std::int64_t n);
-
-template <class T>
-void silu_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n);
-
-template <class T>
-void gelu_forward(cuda& device, const T* x, T* y, std::int64_t n);
-
-template <class T>
-void gelu_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n);
-
-template <class T>
-void gelu_tanh_forward(cuda& device, const T* x, T* y, std::int64_t n);
-
-template <class T>
-void gelu_tanh_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n);
+template <activation_function Function, class T>
+void activation_backward(cuda& device, const T* x, const T* dy, T* dx, std::int64_t n);
 
 template <class T>
 void swiglu_forward(cuda& device, const T* gate_up, T* y, std::int64_t rows, std::int64_t ffn);
