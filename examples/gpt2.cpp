@@ -16,6 +16,7 @@
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/parallel/world.hpp"
+#include "plait/schedule/generators.hpp"
 #include "train_llama/data/tokens.hpp"
 
 namespace pl = plait;

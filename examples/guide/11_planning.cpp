@@ -13,6 +13,7 @@
 #include "plait/plan/dry_run.hpp"
 #include "plait/plan/hardware.hpp"
 #include "plait/plan/program_price.hpp"
+#include "plait/schedule/generators.hpp"
 
 namespace pl = plait;
 

@@ -12,3 +12,4 @@
 #include "plait/parallel/pipeline.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/parallel/world.hpp"
+#include "plait/schedule/generators.hpp"

@@ -1,6 +1,7 @@
 // timeout: 120
 // program: pipelines
 // A Llama trained with Muon equals one rank, in double, on meshes of every axis.
+#include "plait/schedule/generators.hpp"
 #include "support/pipeline_parity.hpp"
 
 using namespace plait;

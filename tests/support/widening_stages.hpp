@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plait/parallel/executor.hpp"
+#include "plait/schedule/generators.hpp"
 
 /// A pipeline of stages that compute a few numbers each. Every stage sends one number more than it receives.
 namespace plait::test {

@@ -14,6 +14,7 @@
 
 #include "plait/checkpoint/step_directory.hpp"
 #include "plait/comm/agreement.hpp"
+#include "plait/comm/deadline.hpp"
 #include "plait/comm/host_values.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"

@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "plait/comm/any_communicator.hpp"
+#ifndef PLAIT_COMPILED
 #include "plait/comm/deadline.hpp"
+#endif
 #include "plait/comm/host_values.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"

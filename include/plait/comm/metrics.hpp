@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <deque>
 #include <optional>
 #include <string>
@@ -16,16 +14,20 @@
 #include <utility>
 #include <vector>
 
+#ifndef PLAIT_COMPILED
+#include <chrono>
+#include <cstdio>
+#endif
+
 #include "plait/core/collective.hpp"
+#include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/text.hpp"
 
 namespace plait {
 
 /// Seconds of a monotonic clock with an arbitrary zero, common to all threads of a process.
-inline double comm_clock() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double comm_clock();
 
 /// The length of the union of time spans: overlapping operations count once. Spans may be added in any order while
 /// operations overlap.
@@ -33,32 +35,11 @@ class busy_time {
  public:
   /// Begins an operation whose span is added later. The last open operation ends with `last`.
   void open() { ++open_; }
-  void last() {
-    if (--open_ > 0) return;
-    merge();
-    total_ += sum();
-    spans_.clear();
-  }
+  void last();
   /// Adds a span, in seconds of one clock.
-  void add(double from, double to) {
-    if (to <= from) return;
-    if (open_ == 0) {
-      total_ += to - from;
-      return;
-    }
-    if (!spans_.empty() && spans_.back().first <= from && from <= spans_.back().second) {
-      spans_.back().second = std::max(spans_.back().second, to);
-      return;
-    }
-    spans_.emplace_back(from, to);
-    if (spans_.size() % most == 0) merge();
-  }
+  void add(double from, double to);
   /// The length of the union of the spans.
-  double seconds() const {
-    busy_time merged = *this;
-    merged.merge();
-    return total_ + merged.sum();
-  }
+  double seconds() const;
   /// Starts at 0 again. Open operations stay open, and later count with their whole length.
   void clear() {
     total_ = 0;
@@ -68,23 +49,8 @@ class busy_time {
  private:
   static constexpr std::size_t most = 512;
 
-  void merge() {
-    if (spans_.size() < 2) return;
-    std::sort(spans_.begin(), spans_.end());
-    std::size_t end = 0;
-    for (std::size_t i = 1; i < spans_.size(); ++i) {
-      if (spans_[i].first <= spans_[end].second)
-        spans_[end].second = std::max(spans_[end].second, spans_[i].second);
-      else
-        spans_[++end] = spans_[i];
-    }
-    spans_.resize(end + 1);
-  }
-  double sum() const {
-    double length = 0;
-    for (const auto& [from, to] : spans_) length += to - from;
-    return length;
-  }
+  void merge();
+  double sum() const;
 
   double total_ = 0;
   int open_ = 0;
@@ -103,23 +69,10 @@ class wait_book {
   };
 
   /// Sets the rank's current place. At -1 nothing is recorded.
-  void at(int place) {
-    place_ = place;
-    if (place >= static_cast<int>(places_.size())) places_.resize(static_cast<std::size_t>(place) + 1);
-  }
+  void at(int place);
   int place() const { return place_; }
 
-  void add(int started, const std::string& axes, double seconds) {
-    all_ += seconds;
-    if (place_ < 0) return;
-    std::vector<entry>& here = places_[static_cast<std::size_t>(place_)];
-    for (entry& e : here)
-      if (e.started == started && e.axes == axes) {
-        e.seconds += seconds;
-        return;
-      }
-    here.push_back({started, axes, seconds});
-  }
+  void add(int started, const std::string& axes, double seconds);
 
   /// The entries by place; places after the last had no waits.
   const std::vector<std::vector<entry>>& places() const { return places_; }
@@ -164,22 +117,10 @@ struct ledger {
   std::deque<row> rows;        ///< in order of first use; rows never move in memory
   wait_book* waits = nullptr;  ///< records waits by place in the program; null: not recorded
 
-  row& of(std::string_view label) {
-    for (row& r : rows) {
-      if (r.label == label) return r;
-    }
-    rows.push_back({std::string(label)});
-    return rows.back();
-  }
+  row& of(std::string_view label);
 
   /// Returns the sums of one label and one kind, or of all.
-  entry total(std::optional<std::string_view> label = {}, std::optional<collective> kind = {}) const {
-    entry sum;
-    for (const row& r : rows)
-      for (std::size_t k = 0; k < r.kinds.size(); ++k)
-        if ((!label || r.label == *label) && (!kind || static_cast<std::size_t>(*kind) == k)) sum += r.kinds[k];
-    return sum;
-  }
+  entry total(std::optional<std::string_view> label = {}, std::optional<collective> kind = {}) const;
 
   /// Starts a new period; the rows stay.
   void clear() {
@@ -190,10 +131,7 @@ struct ledger {
   }
   /// Removes the counts since `before` was copied from this ledger, so that an observer's calls do not count; rows
   /// stay. No operation may be in progress, at the copy or now.
-  void restore(const ledger& before) {
-    clear();
-    for (std::size_t i = 0; i < before.rows.size(); ++i) rows[i] = before.rows[i];
-  }
+  void restore(const ledger& before);
 };
 
 /// Operations of one rank with their times, for timelines. Not synchronised: one recorder per rank.
@@ -210,19 +148,10 @@ class recorder {
     int place = -1;  ///< the rank's place in its program (`wait_book`); -1: none
   };
 
-  int label(std::string_view name) {
-    for (std::size_t i = 0; i < labels_.size(); ++i) {
-      if (labels_[i] == name) return static_cast<int>(i);
-    }
-    labels_.emplace_back(name);
-    return static_cast<int>(labels_.size()) - 1;
-  }
+  int label(std::string_view name);
 
   /// Returns a ticket for `find`.
-  std::uint64_t add(const event& e) {
-    events_.push_back(e);
-    return first_ + events_.size() - 1;
-  }
+  std::uint64_t add(const event& e);
 
   /// Returns the event of a ticket, or nullptr after `clear`.
   event* find(std::uint64_t ticket) {
@@ -245,18 +174,7 @@ class recorder {
 };
 
 /// Bytes as text, such as "512 B", "64 KB", "1.5 MB": powers of 1024, at most one decimal.
-inline std::string bytes_text(std::uint64_t bytes) {
-  if (bytes < 1024) return cat({bytes, " B"});
-  const char* const units[] = {"KB", "MB", "GB", "TB", "PB"};
-  double value = static_cast<double>(bytes) / 1024;
-  int unit = 0;
-  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
-  char text[48];
-  std::snprintf(text, sizeof text, "%.1f", value);
-  std::string out = text;
-  if (out.size() > 2 && out.compare(out.size() - 2, 2, ".0") == 0) out.resize(out.size() - 2);
-  return cat({out, " ", units[unit]});
-}
+std::string bytes_text(std::uint64_t bytes);
 
 /// The last operations of one rank, which backends put into error texts. The rank writes it for every operation, so it
 /// is a fixed array and never allocates. Other threads may read the states while the rank runs.
@@ -311,6 +229,122 @@ class flight_recorder {
   std::array<entry, capacity> entries_{};
   std::uint64_t next_ = 0;
 };
+
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE double comm_clock() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+PLAIT_INLINE void busy_time::last() {
+  if (--open_ > 0) return;
+  merge();
+  total_ += sum();
+  spans_.clear();
+}
+
+PLAIT_INLINE void busy_time::add(double from, double to) {
+  if (to <= from) return;
+  if (open_ == 0) {
+    total_ += to - from;
+    return;
+  }
+  if (!spans_.empty() && spans_.back().first <= from && from <= spans_.back().second) {
+    spans_.back().second = std::max(spans_.back().second, to);
+    return;
+  }
+  spans_.emplace_back(from, to);
+  if (spans_.size() % most == 0) merge();
+}
+
+PLAIT_INLINE double busy_time::seconds() const {
+  busy_time merged = *this;
+  merged.merge();
+  return total_ + merged.sum();
+}
+
+PLAIT_INLINE void busy_time::merge() {
+  if (spans_.size() < 2) return;
+  std::sort(spans_.begin(), spans_.end());
+  std::size_t end = 0;
+  for (std::size_t i = 1; i < spans_.size(); ++i) {
+    if (spans_[i].first <= spans_[end].second)
+      spans_[end].second = std::max(spans_[end].second, spans_[i].second);
+    else
+      spans_[++end] = spans_[i];
+  }
+  spans_.resize(end + 1);
+}
+
+PLAIT_INLINE double busy_time::sum() const {
+  double length = 0;
+  for (const auto& [from, to] : spans_) length += to - from;
+  return length;
+}
+
+PLAIT_INLINE void wait_book::at(int place) {
+  place_ = place;
+  if (place >= static_cast<int>(places_.size())) places_.resize(static_cast<std::size_t>(place) + 1);
+}
+
+PLAIT_INLINE void wait_book::add(int started, const std::string& axes, double seconds) {
+  all_ += seconds;
+  if (place_ < 0) return;
+  std::vector<entry>& here = places_[static_cast<std::size_t>(place_)];
+  for (entry& e : here)
+    if (e.started == started && e.axes == axes) {
+      e.seconds += seconds;
+      return;
+    }
+  here.push_back({started, axes, seconds});
+}
+
+PLAIT_INLINE ledger::row& ledger::of(std::string_view label) {
+  for (row& r : rows) {
+    if (r.label == label) return r;
+  }
+  rows.push_back({std::string(label)});
+  return rows.back();
+}
+
+PLAIT_INLINE ledger::entry ledger::total(std::optional<std::string_view> label, std::optional<collective> kind) const {
+  entry sum;
+  for (const row& r : rows)
+    for (std::size_t k = 0; k < r.kinds.size(); ++k)
+      if ((!label || r.label == *label) && (!kind || static_cast<std::size_t>(*kind) == k)) sum += r.kinds[k];
+  return sum;
+}
+
+PLAIT_INLINE void ledger::restore(const ledger& before) {
+  clear();
+  for (std::size_t i = 0; i < before.rows.size(); ++i) rows[i] = before.rows[i];
+}
+
+PLAIT_INLINE int recorder::label(std::string_view name) {
+  for (std::size_t i = 0; i < labels_.size(); ++i) {
+    if (labels_[i] == name) return static_cast<int>(i);
+  }
+  labels_.emplace_back(name);
+  return static_cast<int>(labels_.size()) - 1;
+}
+
+PLAIT_INLINE std::uint64_t recorder::add(const event& e) {
+  events_.push_back(e);
+  return first_ + events_.size() - 1;
+}
+
+PLAIT_INLINE std::string bytes_text(std::uint64_t bytes) {
+  if (bytes < 1024) return cat({bytes, " B"});
+  const char* const units[] = {"KB", "MB", "GB", "TB", "PB"};
+  double value = static_cast<double>(bytes) / 1024;
+  int unit = 0;
+  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
+  char text[48];
+  std::snprintf(text, sizeof text, "%.1f", value);
+  std::string out = text;
+  if (out.size() > 2 && out.compare(out.size() - 2, 2, ".0") == 0) out.resize(out.size() - 2);
+  return cat({out, " ", units[unit]});
+}
+#endif
 
 }  // namespace plait
 

@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/types.hpp"
@@ -186,6 +187,8 @@ class counting_device {
 };
 
 static_assert(compute_device<counting_device>);
+
+PLAIT_COMPILED_TEMPLATE(class caching_allocator<counting_device::address_space>)
 
 }  // namespace plait
 

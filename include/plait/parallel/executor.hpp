@@ -21,9 +21,12 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/device/device.hpp"
 #include "plait/parallel/offload.hpp"
+#include "plait/schedule/costs.hpp"
+#include "plait/schedule/schedule.hpp"
+#ifndef PLAIT_COMPILED
 #include "plait/schedule/expand.hpp"
-#include "plait/schedule/simulate.hpp"
 #include "plait/schedule/verify.hpp"
+#endif
 #include "plait/tensor/microbatch.hpp"
 
 namespace plait {
@@ -111,6 +114,16 @@ concept pipeline_stages =
       { s.backward(ctx, chunk, microbatch, kept, std::move(dy), deferred) } -> std::same_as<typename S::gradient>;
     };
 
+namespace detail {
+
+/// Returns a schedule alone as a step, where nothing is gathered, reduced or updated.
+step_schedule step_of_stages(const schedule& plan, const schedule_costs& costs);
+/// Throws where `verify` refuses the program of `rank`. Returns its `arrived_sends`; `gradients` becomes whether any
+/// rank sends some.
+std::vector<std::vector<std::size_t>> checked_program(const step_schedule& step, int rank, bool& gradients);
+
+}  // namespace detail
+
 /// Runs one rank's program of a step. Receives are posted at their place in the program, before they are needed; the
 /// action that uses the message waits for it. Sends are completed at the end, or earlier to release their memory
 /// (`release_by_schedule`). Gradients have a separate communicator, because some communicators (NCCL's) run messages in
@@ -126,7 +139,7 @@ class step_executor {
   ~step_executor();
   /// Runs a pipeline's schedule without gathers, reductions and updates.
   step_executor(any_communicator along, const schedule& plan, const schedule_costs& costs = {})
-      : step_executor(std::move(along), expand(plan, units_of_stages(plan.shape, false), {.clip = false}, costs)) {}
+      : step_executor(std::move(along), detail::step_of_stages(plan, costs)) {}
 
   const pipeline_shape& shape() const { return step_.shape; }
   const step_schedule& step() const { return step_; }
@@ -453,17 +466,12 @@ step_executor<Device>::step_executor(any_communicator along, step_schedule step)
     : along_(std::move(along)), step_(std::move(step)), units_of_(static_cast<std::size_t>(step_.shape.stages())) {
   if (along_.size() != step_.shape.ranks)
     fail({"pipeline: the schedule is for ", step_.shape.ranks, " ranks, and the pipeline axis has ", along_.size()});
-  require_verified(step_, along_.rank());
+  bool gradients = false;
+  arrived_ = detail::checked_program(step_, along_.rank(), gradients);
   for (std::size_t u = 0; u < step_.units.size(); ++u) {
     units& of = units_of_[static_cast<std::size_t>(step_.units[u].stage)];
     if (of.count++ == 0) of.first = static_cast<int>(u);
   }
-  const std::vector<std::vector<step_entry>> all = detail::pipeline_of(step_);
-  arrived_ = arrived_sends(step_.shape, all, along_.rank());
-  bool gradients = false;
-  for (const std::vector<step_entry>& program : all)
-    for (const step_entry& line : program)
-      gradients = gradients || (line.op == step_op::send && line.transfer.kind == transfer_kind::gradient);
   if (gradients) back_ = along_.split(0, along_.rank(), along_.label());  // counted under the same label
 }
 
@@ -475,6 +483,22 @@ template <compute_device Device>
 step_executor<Device>::~step_executor() = default;
 
 PLAIT_COMPILED_TEMPLATE(class step_executor<cpu>)
+
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE step_schedule detail::step_of_stages(const schedule& plan, const schedule_costs& costs) {
+  return expand(plan, units_of_stages(plan.shape, false), {.clip = false}, costs);
+}
+
+PLAIT_INLINE std::vector<std::vector<std::size_t>> detail::checked_program(const step_schedule& step, int rank,
+                                                                           bool& gradients) {
+  require_verified(step, rank);
+  const std::vector<std::vector<step_entry>> all = pipeline_of(step);
+  for (const std::vector<step_entry>& program : all)
+    for (const step_entry& line : program)
+      gradients = gradients || (line.op == step_op::send && line.transfer.kind == transfer_kind::gradient);
+  return arrived_sends(step.shape, all, rank);
+}
+#endif
 
 }  // namespace plait
 

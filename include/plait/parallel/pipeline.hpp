@@ -25,9 +25,11 @@
 #include "plait/parallel/model.hpp"
 #include "plait/parallel/placement.hpp"
 #include "plait/parallel/units.hpp"
+#include "plait/schedule/schedule.hpp"
+#ifndef PLAIT_COMPILED
 #include "plait/schedule/expand.hpp"
 #include "plait/schedule/generators.hpp"
-#include "plait/schedule/schedule.hpp"
+#endif
 
 namespace plait::detail {
 
@@ -131,8 +133,27 @@ PLAIT_INLINE std::string made_as(const parameter_info& info) {
 
 /// The schedule of a model with one stage.
 schedule one_stage(int microbatches);
+/// The schedule of forward passes alone.
+schedule forward_passes(const pipeline_shape& shape, std::size_t microbatches);
+/// The step of a schedule with these units; activations are offloaded where the options ask for it.
+step_schedule expanded_step(const schedule& plan, std::vector<step_unit> units, const data_parallel& policy,
+                            const pipeline_options& options);
 #ifndef PLAIT_COMPILED
 PLAIT_INLINE schedule one_stage(int microbatches) { return make_schedule<one_f_one_b>(1, microbatches); }
+PLAIT_INLINE schedule forward_passes(const pipeline_shape& shape, std::size_t microbatches) {
+  return forward_schedule(shape, static_cast<int>(microbatches));
+}
+PLAIT_INLINE step_schedule expanded_step(const schedule& plan, std::vector<step_unit> units,
+                                         const data_parallel& policy, const pipeline_options& options) {
+  step_schedule step = expand(plan, std::move(units), policy, options.costs);
+  if (!options.offload_activations || !trains(plan)) return step;
+  step_schedule moving = with_offload(step);
+  if (plan.shape.ranks == 1 && moving.programs == step.programs)
+    fail(
+        "pipeline: offload_activations = 1 would change nothing, because the backward pass of each unit follows its "
+        "forward pass too soon; legal is 0");
+  return moving;
+}
 #endif
 
 // Makes a rank's step from a schedule and the rank's units. A rank does not know the parameters of other stages, so
@@ -177,14 +198,7 @@ step_schedule step_of_units(const schedule& plan, int rank, const parameter_unit
         "data parallelism: hybrid = 1, but no ranks hold the same pieces; legal is 0, and data_axes::replicate makes a "
         "hybrid");
   policy.hybrid = units.hybrid();
-  step_schedule step = expand(plan, std::move(all), policy, options.costs);
-  if (!options.offload_activations || !trains(plan)) return step;
-  step_schedule moving = with_offload(step);
-  if (shape.ranks == 1 && moving.programs == step.programs)
-    fail(
-        "pipeline: offload_activations = 1 would change nothing, because the backward pass of each unit follows its "
-        "forward pass too soon; legal is 0");
-  return moving;
+  return expanded_step(plan, std::move(all), policy, options);
 }
 
 #define PLAIT_INSTANTIATE(T)                                                                                \
@@ -536,7 +550,7 @@ class pipeline {
       fail({"pipeline: ", microbatches, " microbatches, and the documents of ", starts.size()});
     if (!forward_ || forward_->shape().microbatches != static_cast<int>(microbatches))
       forward_.emplace(executor_->along(),
-                       step_of(forward_schedule(shape_, static_cast<int>(microbatches)), executor_->along().rank()));
+                       step_of(detail::forward_passes(shape_, microbatches), executor_->along().rank()));
     units_.begin_forward(ctx);
     inference<Ids, Last> work(*this, ids, last, starts);
     forward_->run(ctx, work, false);

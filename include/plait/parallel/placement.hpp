@@ -15,8 +15,8 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/tag.hpp"
 #include "plait/layout/mesh.hpp"
+#include "plait/schedule/costs.hpp"
 #include "plait/schedule/schedule.hpp"
-#include "plait/schedule/simulate.hpp"
 #include "plait/version.hpp"
 
 namespace plait {

@@ -11,6 +11,7 @@
 
 #include "plait/comm/any_communicator.hpp"
 #include "plait/comm/threads.hpp"
+#include "plait/comm/threads.ipp"  // what ranks share
 #include "plait/comm/world.hpp"
 #include "support/texts.hpp"
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "plait/comm/threads.hpp"
+#include "plait/comm/threads/operation.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/device/cuda.hpp"
