@@ -1,6 +1,6 @@
 # shellcheck shell=sh disable=SC2034
-# Sourced by examples/run.sh and tests/run.sh: install_packages NAME... installs the Debian packages that are missing, and
-# leaves apt alone when all are there.
+# Sourced by examples/run.sh and tests/run.sh. install_packages NAME... installs missing Debian packages, and does not
+# call apt if none is missing.
 
 install_packages() {
   missing=""
@@ -18,7 +18,7 @@ install_packages() {
   fi
   echo "installing:$missing"
   export DEBIAN_FRONTEND=noninteractive
-  # A fresh machine has no lists; a list that is too old names files that are gone, so it is renewed at need.
+  # A new machine has no lists, and an old list names files that no longer exist. So lists are renewed if needed.
   apt-get update -qq
   # shellcheck disable=SC2086  # a list of names
   apt-get install -y -qq --no-install-recommends $missing >/dev/null

@@ -1,4 +1,4 @@
-# Settings of a build of plait itself; nothing here reaches a project that embeds it.
+# Settings of a build of plait itself. They do not affect a project that embeds plait.
 
 get_property(plait_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
 if(NOT plait_multi_config AND NOT CMAKE_BUILD_TYPE)
@@ -8,12 +8,13 @@ endif()
 find_program(PLAIT_CCACHE ccache)
 mark_as_advanced(PLAIT_CCACHE)
 if(PLAIT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # What it must be told where headers are precompiled, and so that another copy of the same sources hits.
+  # Settings that ccache needs for precompiled headers, and for hits in another copy of the same sources.
   set(plait_ccache "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros
     "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # By preprocessed text, a precompiled header whose comments alone had changed was a hit; g++ knows included files by their
-    # bytes and read that header twice. So files themselves are compared, and what was kept by text is left out.
+    # ccache compares files, not preprocessed text. By text, a precompiled header with changed comments was a hit. But
+    # g++ recognizes included files by their bytes, and read that header twice. The namespace hides entries that were
+    # kept by text.
     list(APPEND plait_ccache CCACHE_DEPEND=1 CCACHE_NAMESPACE=plait)
   endif()
   list(APPEND plait_ccache "${PLAIT_CCACHE}")
@@ -26,7 +27,7 @@ endif()
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 
-# plait_reference: HTML of what the headers document, and of the pages in Markdown, where doxygen is found. It fails on any
+# plait_reference: HTML of the headers' documentation and of the Markdown pages, if doxygen is found. It fails on any
 # warning.
 find_package(Doxygen QUIET)
 if(DOXYGEN_FOUND)
@@ -35,7 +36,7 @@ if(DOXYGEN_FOUND)
     set(DOXYGEN_FILE_PATTERNS *.hpp *.md)
     set(DOXYGEN_EXCLUDE_PATTERNS "${PROJECT_SOURCE_DIR}/examples/*.hpp" "${PROJECT_SOURCE_DIR}/benchmarks/*.hpp")
     set(DOXYGEN_EXCLUDE_SYMBOLS *detail*)
-    # It knows no headings of other pages, finds pictures by their names alone, and takes `*pl::` for a link.
+    # doxygen does not find headings of other pages, finds pictures only by their names, and reads `*pl::` as a link.
     set(DOXYGEN_FILTER_PATTERNS "*.md=sed -e s/[.]md#[a-z-]*/.md/g -e s:[.][.]/timeline[.]svg:timeline.svg: -e '/`/s/\\([*&]\\)\\(pl[ait]*::\\)/\\1%\\2/g'")
     set(DOXYGEN_USE_MDFILE_AS_MAINPAGE "${PROJECT_SOURCE_DIR}/README.md")
     set(DOXYGEN_IMAGE_PATH "${PROJECT_SOURCE_DIR}/examples")
@@ -47,7 +48,7 @@ if(DOXYGEN_FOUND)
     set(DOXYGEN_MACRO_EXPANSION YES)
     set(DOXYGEN_EXPAND_ONLY_PREDEF YES)
     set(DOXYGEN_SEARCH_INCLUDES NO)
-    set(DOXYGEN_PREDEFINED "PLAIT_COMPILED_TEMPLATE(...)=")  # instantiations, which it would read as functions
+    set(DOXYGEN_PREDEFINED "PLAIT_COMPILED_TEMPLATE(...)=")  # doxygen would read instantiations as functions
     set(DOXYGEN_QUIET YES)
     set(DOXYGEN_WARN_AS_ERROR FAIL_ON_WARNINGS)
     doxygen_add_docs(plait_reference README.md include/plait examples benchmarks tests/known_bugs.md)

@@ -1,4 +1,4 @@
-# Finds what plait::cpu, mpi, uring, cuda, nccl and cudnn link with; used by the build and by the installed package alike.
+# Finds the libraries of plait::cpu, mpi, uring, cuda, nccl and cudnn. The build and the installed package use it.
 #
 #   plait_find_cpu(<missing>)   oneDNN, OpenBLAS, libgomp, threads, nlohmann_json
 #   plait_find_mpi(<missing>)   MPI for C++
@@ -7,25 +7,24 @@
 #   plait_find_nccl(<missing>)  NCCL
 #   plait_find_cudnn(<missing>) cuDNN 9 and its header-only frontend
 #
-# CUDA's libraries are taken from a toolkit (PLAIT_CUDA_ROOT, CUDA_PATH, CUDA_HOME, the folder above nvcc,
-# /usr/local/cuda) or from Python wheels (PLAIT_CUDA_WHEELS, the folder `nvidia` in site-packages, which is looked for
-# beside the python3 in PATH).
+# CUDA's libraries come from a toolkit (PLAIT_CUDA_ROOT, CUDA_PATH, CUDA_HOME, the folder above nvcc, /usr/local/cuda),
+# or from Python wheels (PLAIT_CUDA_WHEELS, the folder `nvidia` in site-packages of the python3 in PATH).
 #
-#   plait_add_compiled(<folder>)       plait::compiled, a library of compiled*.cpp there, built where it is linked with
-#   plait_add_compiled_cuda(<folder>)  plait::compiled_cuda, of compiled_cuda*.cu; the caller's project has enabled CUDA
+#   plait_add_compiled(<folder>)       plait::compiled, a library of compiled*.cpp there, built when linked with
+#   plait_add_compiled_cuda(<folder>)  plait::compiled_cuda, of compiled_cuda*.cu; the project must have enabled CUDA
 #
-# Each plait_find_* sets <missing> to the list of what was not found, empty if all is there.
+# Each plait_find_* sets <missing> to the list of missing parts, empty if all were found.
 
 include_guard(DIRECTORY)
 
-# oneDNN's runtime is libgomp under every compiler, so the library is named as such: FindOpenMP under clang
-# would add a second runtime (libomp), with thread counts of its own.
+# oneDNN uses libgomp under every compiler, so this names libgomp. Under clang, FindOpenMP would add a second runtime
+# (libomp) with a separate number of threads.
 set(PLAIT_CPU_LIBRARIES DNNL::dnnl plait::openblas gomp Threads::Threads nlohmann_json::nlohmann_json)
 
 # The deprecated C++ bindings of Open MPI and MPICH stay out of every translation unit.
 set(PLAIT_MPI_DEFINITIONS OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
 
-# Debian keeps cblas.h and libopenblas in a folder per threading flavour, which pkg-config knows.
+# Debian has a folder of cblas.h and libopenblas for each threading variant; pkg-config finds it.
 function(plait_find_openblas)
   if(TARGET plait::openblas)
     return()
@@ -89,7 +88,7 @@ function(plait_find_uring missing)
     INTERFACE_INCLUDE_DIRECTORIES "${PLAIT_LIBURING_INCLUDE_DIR}")
 endfunction()
 
-# Where CUDA's parts may lie: folders with include/ and lib/ or lib64/.
+# The folders that may have parts of CUDA, with include/ and lib/ or lib64/.
 function(plait_cuda_roots result)
   set(roots "${PLAIT_CUDA_ROOT}" "$ENV{CUDA_PATH}" "$ENV{CUDA_HOME}")
   find_program(PLAIT_NVCC nvcc HINTS ${roots} /usr/local/cuda /opt/cuda PATH_SUFFIXES bin)
@@ -118,7 +117,7 @@ function(plait_cuda_roots result)
   set(${result} "${roots}" PARENT_SCOPE)
 endfunction()
 
-# An imported target of a library and its header; the library may have only its versioned name, as in wheels.
+# Makes an imported target of a library and its header. The library may have only a versioned name, as in wheels.
 function(plait_find_cuda_part target header roots)
   if(TARGET ${target})
     return()
@@ -152,8 +151,8 @@ macro(plait_find_cuda missing)
   endforeach()
 endmacro()
 
-# CUDA's runtime once: where CMake links a program as CUDA, it brings one of its own (CUDA_RUNTIME_LIBRARY, static
-# unless said otherwise), and two in one program would each have streams and errors of their own.
+# Links CUDA's runtime only once. If CMake links a program as CUDA, it adds a runtime (CUDA_RUNTIME_LIBRARY, static by
+# default). Two runtimes in one program would have separate streams and errors.
 function(plait_add_cuda_runtime)
   if(TARGET plait::cudart AND NOT TARGET plait::cuda_runtime)
     add_library(plait::cuda_runtime INTERFACE IMPORTED GLOBAL)
@@ -184,7 +183,7 @@ macro(plait_find_cudnn missing)
   if(NOT TARGET plait::libcudnn)
     list(APPEND ${missing} cuDNN)
   endif()
-  # The frontend compiles kernels of its own.
+  # The frontend compiles kernels at run time.
   if(NOT TARGET plait::nvrtc)
     list(APPEND ${missing} NVRTC)
   elseif(TARGET plait::libcudnn)
@@ -195,7 +194,7 @@ macro(plait_find_cudnn missing)
   endif()
 endmacro()
 
-# Compiled by the project that links with it, so with its compiler, flags and sanitizers.
+# The project that links with it compiles it, with its own compiler, flags and sanitizers.
 function(plait_add_compiled folder)
   if(TARGET plait_compiled)
     return()
@@ -217,7 +216,7 @@ function(plait_add_compiled_cuda folder)
   add_library(plait_compiled_cuda STATIC EXCLUDE_FROM_ALL
     "${folder}/compiled_cuda.cu" "${folder}/compiled_cuda_double.cu" "${folder}/compiled_cuda_sort.cu")
   add_library(plait::compiled_cuda ALIAS plait_compiled_cuda)
-  set_target_properties(plait_compiled_cuda PROPERTIES CUDA_RUNTIME_LIBRARY None)  # plait::cuda brings it
+  set_target_properties(plait_compiled_cuda PROPERTIES CUDA_RUNTIME_LIBRARY None)  # plait::cuda has it
   target_link_libraries(plait_compiled_cuda PUBLIC plait::cuda)
   target_compile_definitions(plait_compiled_cuda INTERFACE PLAIT_COMPILED_CUDA)
   if(NOT TARGET plait::cpu)

@@ -1,4 +1,4 @@
-# Headers, one export file per component, and the package configuration that loads only those asked for.
+# Installs the headers, one export file for each component, and the package configuration, which loads requested ones.
 
 include(CMakePackageConfigHelpers)
 

@@ -1,7 +1,7 @@
-# plait_name_missing(<targets> <missing> [<hint>]): for a project that embeds plait. Of a target that does not exist, CMake
-# says that alone. Where one of the project's targets links with one of `targets` (the list "cpu;compiled" stands for
-# plait::cpu and plait::compiled), configuring ends with an error that names what is missing on this machine, a list, and
-# says how to get it. Where none does, nothing is said: the headers of plait::plait need nothing.
+# plait_name_missing(<targets> <missing> [<hint>]): for a project that embeds plait. CMake's own error for a missing
+# target does not say why it is missing. If one of the project's targets links with one of `targets` ("cpu;compiled"
+# means plait::cpu and plait::compiled), configuring ends with an error. It names the missing libraries of this machine,
+# and how to get them. Otherwise there is no message, because the headers of plait::plait need no library.
 
 include_guard(GLOBAL)
 
@@ -19,7 +19,7 @@ function(plait_name_missing targets missing)
   endforeach()
 endfunction()
 
-# Called when the project's top folder has been read, before CMake looks for what targets link with.
+# Called after the project's top folder has been read, before CMake resolves the targets' libraries.
 function(plait_check_missing folder)
   get_property(missing GLOBAL PROPERTY plait_missing_targets)
   get_property(targets DIRECTORY "${folder}" PROPERTY BUILDSYSTEM_TARGETS)

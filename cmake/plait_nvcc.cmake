@@ -1,5 +1,5 @@
-# plait_enable_nvcc(<result>): makes CUDA a language of the folder that calls it, for plait's own tests and examples, and
-# adds plait::compiled_cuda. <result> is whether there are plait::cuda and nvcc.
+# plait_enable_nvcc(<result>): enables the language CUDA in the calling folder, for plait's own tests and examples, and
+# adds plait::compiled_cuda. <result> is whether plait::cuda and nvcc were found.
 
 set(PLAIT_CUDA_ARCHITECTURES "80;90" CACHE STRING
   "What tests and examples for CUDA are compiled for, as in CMAKE_CUDA_ARCHITECTURES")
@@ -21,7 +21,7 @@ macro(plait_enable_nvcc result)
       set(CMAKE_CUDA_COMPILER_LAUNCHER ${plait_ccache})
     endif()
 
-    # Where everything lies directly beside bin/, as pip installs it, nvcc itself does not look for libraries.
+    # If libraries are directly next to bin/, as pip installs them, nvcc itself does not find them.
     get_filename_component(plait_cuda_root "${PLAIT_NVCC}" REALPATH)
     get_filename_component(plait_cuda_root "${plait_cuda_root}/../.." ABSOLUTE)
     if(IS_DIRECTORY "${plait_cuda_root}/lib" AND NOT EXISTS "${plait_cuda_root}/lib64"

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Installs what is missing (Debian 12, root), builds the trainer, and trains a small Llama on the sample text, on a mesh of
-# eight ranks that are threads of one process: two pipeline stages, in each of which the sequence is shared out over two
-# context-parallel groups of two tensor-parallel ranks.
+# Installs missing packages (Debian 12, root), builds the trainer, and trains a small Llama on the sample text. Its mesh
+# has eight ranks, threads of one process: two pipeline stages, two context-parallel groups that share the sequence, and
+# two tensor-parallel ranks in each group.
 #
 #   sh examples/run.sh [ARGUMENTS...]     arguments go to train_llama, after the ones below
 #
-# The trainer is built for floats on the CPU alone, in a quarter of the time that all of it takes, unless the arguments ask
-# for something else.
+# Unless the arguments need more, the trainer is built only for floats on the CPU, in a quarter of the time of a full
+# build.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -22,7 +22,7 @@ for argument in "$@"; do
   esac
 done
 
-# A folder of its own: a build of everything in build/ is neither needed nor disturbed.
+# The build uses a separate folder, so that it does not change a full build in build/.
 cmake -S . -B build/example -G Ninja -DCMAKE_BUILD_TYPE=Release -DPLAIT_BUILD_TESTS=OFF -DPLAIT_BUILD_BENCHMARKS=OFF \
   -DPLAIT_TRAINER_PRECISIONS=$precisions >/dev/null
 cmake --build build/example -j "$(plait_jobs)" --target train_llama

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes token files of text, for --data of train_llama and for Megatron: PREFIX.bin with the tokens of all documents,
-PREFIX.idx with their places (the formats are described in examples/train_llama/data/tokens.hpp).
+"""Makes token files from text, for --data of train_llama and for Megatron. PREFIX.bin has the tokens of all documents,
+and PREFIX.idx their places (examples/train_llama/data/tokens.hpp describes the formats).
 
     tokenize_text.py --tokenizer MODEL_DIRECTORY --output corpus documents.jsonl more.txt
     tokenize_text.py --tokenizer bytes --output corpus *.txt          # needs no package
 
-A line of a .jsonl file is a document, its text in --field; any other file is one document, or, with --split-on, as many
-as that text separates. The tokenizer is Hugging Face's (the package `tokenizers`), which counts no special tokens of
-its own here: --end-of-document is put behind each document, by default the tokenizer's eos_token.
+A line of a .jsonl file is a document, with its text in --field. Any other file is one document; --split-on splits it
+into several. The tokenizer is Hugging Face's (the package `tokenizers`), without its special tokens. --end-of-document
+is added after each document; the default is the tokenizer's eos_token.
 """
 
 import argparse
@@ -65,7 +65,7 @@ class HuggingFace:
             raise Refused(f"--tokenizer: '{file}' is not read: {why}")
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
-        # Numbers may be left out, so that their count is no bound.
+        # Token numbers may have gaps, so the number of tokens is not a bound.
         self.vocab = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.default_end = None
         settings = os.path.join(os.path.dirname(file), "tokenizer_config.json")
@@ -86,7 +86,7 @@ def tokenizer_of(name):
 
 
 def end_token(tokenizer, asked):
-    """The token that ends a document; None: there is none."""
+    """Returns the token that ends a document; None: there is none."""
     if asked == "none":
         return None
     text = tokenizer.default_end if asked is None else asked
@@ -103,7 +103,7 @@ def end_token(tokenizer, asked):
 
 
 def check_text(path, field):
-    """Refuses a file that is no text, or of which each line is a document, though its name does not say so."""
+    """Refuses a file that is not text, or that has a document on each line without a name that says so."""
     with open(path, "rb") as f:
         line = f.readline(1 << 20)
     for begin, what in NO_TEXT.items():
@@ -120,7 +120,7 @@ def check_text(path, field):
 
 def documents_of(path, field, separator):
     """Yields the texts of a file."""
-    # Of bytes that are no UTF-8, a byte tokenizer gets each back.
+    # Bytes that are not UTF-8 are escaped, so that a byte tokenizer can restore them.
     with sys.stdin if path == "-" else open(path, encoding="utf-8", errors="surrogateescape", newline="") as f:
         if path.endswith(".jsonl"):
             for number, line in enumerate(f, 1):
@@ -157,8 +157,8 @@ def encode(texts):
 
 
 def encoded_batches(texts, arguments):
-    """Yields what `encode` makes of batches of texts, in their order. Not many more are read than the workers work on:
-    they would fill the memory."""
+    """Yields the results of `encode` for batches of texts, in order. Only a few batches are read in advance, because more
+    would fill the memory."""
     with concurrent.futures.ProcessPoolExecutor(
             arguments.workers, initializer=start_worker, initargs=(arguments.tokenizer,)) as pool:
         waiting = collections.deque()
@@ -177,7 +177,7 @@ def encoded_batches(texts, arguments):
 
 
 class Writer:
-    """PREFIX.bin and PREFIX.idx, which have their names once they are whole."""
+    """Writes PREFIX.bin and PREFIX.idx, which get their names when they are whole."""
 
     def __init__(self, prefix, wide):
         self.names = [prefix + ".bin", prefix + ".idx"]

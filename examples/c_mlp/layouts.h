@@ -1,4 +1,4 @@
-// How the arrays of parallel.c lie on the ranks, what is sent between them, and the kernels: read by C and by C++.
+// The layouts of parallel.c's arrays on the ranks, its collectives, layers and kernels. C and C++ read this file.
 #pragma once
 
 #ifdef WITH_MPI
@@ -14,7 +14,7 @@ using pl::batch, pl::hidden, pl::ffn, pl::tp;
 PLAIT_C_SIZES(mlp, (tp), (batch, hidden, ffn));
 
 PLAIT_C_ARRAY(residual, float, pl::spec<batch, hidden, pl::invariant<tp>>);  // equal on all ranks
-PLAIT_C_ARRAY(copies, float, pl::spec<batch, hidden, pl::replicate<tp>>);    // the same, where each rank uses its own
+PLAIT_C_ARRAY(copies, float, pl::spec<batch, hidden, pl::replicate<tp>>);    // equal, but each rank uses its own copy
 PLAIT_C_ARRAY(terms, float, pl::spec<batch, hidden, pl::partial<tp>>);       // of a sum over ranks
 PLAIT_C_ARRAY(inner, float, pl::spec<batch, pl::shard<ffn, tp>>);            // each rank has some features
 PLAIT_C_ARRAY(up_weight, float, pl::spec<pl::shard<ffn, tp>, hidden>);

@@ -1,5 +1,5 @@
-// plain.c on several ranks, tensor-parallel: each has a part of the features. This file is C, too; layouts.h says how
-// its arrays lie, and what is sent.
+// plain.c on several ranks, tensor-parallel: each has a part of the features. This file is C, too. layouts.h has the
+// layouts of its arrays, and its collectives.
 //
 //   parallel [STEPS] [RANKS]     RANKS threads, 2 if none are given, or "mpi": the processes of mpirun
 #include <math.h>
@@ -91,7 +91,7 @@ typedef struct {
   up_weight up_w, dup_w;
   up_bias up_b, dup_b;
   down_weight down_w, ddown_w;
-  residual x;  // what the forward pass keeps
+  residual x;  // kept by the forward pass
   inner up, active;
 } layer;
 typedef struct {
@@ -106,7 +106,7 @@ static float* zeros(int64_t n) { return calloc((size_t)n, sizeof(float)); }
 // Makes an array of zeros, as large as this rank's part.
 #define MAKE(type) type##_of(c, zeros(type##_size(c)))
 
-// Numbers in [-scale, scale), always the same ones for one state.
+// Writes numbers in [-scale, scale), which depend only on the state.
 static void fill(float* x, long n, float scale, uint64_t* state) {
   for (long i = 0; i < n; ++i) {  // the generator of Knuth's MMIX
     *state = *state * 6364136223846793005u + 1442695040888963407u;
@@ -116,7 +116,7 @@ static void fill(float* x, long n, float scale, uint64_t* state) {
 
 static int make_model(plait_context* c, model* m) {
   uint64_t state = 1;
-  float whole[features * width];  // an array of plain.c, of which every rank takes its part
+  float whole[features * width];  // an array of plain.c; every rank takes its part of it
   for (int i = 0; i < layers; ++i) {
     layer* l = &m->layer[i];
     l->up_w = MAKE(up_weight), l->dup_w = MAKE(up_weight);

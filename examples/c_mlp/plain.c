@@ -79,7 +79,7 @@ static void update(float* w, float* dw, long n, float rate) {
 typedef struct {
   float *up_w, *up_b, *down_w;     // [features, width], [features], [width, features]
   float *dup_w, *dup_b, *ddown_w;  // their gradients
-  float *x, *up, *active;          // what the forward pass keeps: [samples, width], twice [samples, features]
+  float *x, *up, *active;          // kept by the forward pass: [samples, width], twice [samples, features]
 } layer;
 typedef struct {
   layer layer[layers];
@@ -89,7 +89,7 @@ typedef struct {
 
 static float* zeros(long n) { return calloc((size_t)n, sizeof(float)); }
 
-// Numbers in [-scale, scale), always the same ones for one state.
+// Writes numbers in [-scale, scale), which depend only on the state.
 static void fill(float* x, long n, float scale, uint64_t* state) {
   for (long i = 0; i < n; ++i) {  // the generator of Knuth's MMIX
     *state = *state * 6364136223846793005u + 1442695040888963407u;

@@ -26,7 +26,7 @@ using pl::seq, pl::hidden, pl::heads, pl::head_dim, pl::ffn, pl::tp;
 namespace {
 
 constexpr int tokens = 64, width = 32, inner = 96, head_count = 8, head_size = 4, steps = 20;
-constexpr int mixed = head_count * head_size;  // the width of what attention returns
+constexpr int mixed = head_count * head_size;  // the width of attention's output
 constexpr float rate = 2.0f;
 
 void check(cudaError_t status) {
@@ -43,9 +43,9 @@ struct three : pl::dim_tag<"three"> {};  // query, key and value
 struct keys : pl::dim_tag<"keys"> {};    // the tokens that a query sees
 using my_heads = pl::shard<heads, tp>;
 using my_ffn = pl::shard<ffn, tp>;
-using some_tokens = pl::spec<pl::shard<seq, tp>, hidden>;  // on each rank, all features of them
-using some_heads = pl::spec<seq, my_heads, head_dim>;      // of all tokens
-using some_features = pl::spec<seq, my_ffn>;               // of all tokens
+using some_tokens = pl::spec<pl::shard<seq, tp>, hidden>;  // each rank has some tokens with all features
+using some_heads = pl::spec<seq, my_heads, head_dim>;      // each rank has all tokens
+using some_features = pl::spec<seq, my_ffn>;               // each rank has all tokens
 using projected = pl::spec<seq, three, my_heads, head_dim>;
 using scores = pl::spec<my_heads, seq, keys>;
 using sum_of_rank = pl::spec<pl::partial<tp>>;
@@ -59,7 +59,7 @@ using norm_layer = pl::with_saved<pl::rms_norm<float, some_tokens, pl::cuda>>;
 
 __device__ int place() { return static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); }
 
-/// A number in [-scale, scale) for each place of a matrix, of which `out` is the part that begins at (row, column).
+/// A number in [-scale, scale) for each place of a matrix; `out` is the part that begins at (row, column).
 __global__ void fill(float* out, int rows, int columns, int row, int column, unsigned seed, float scale) {
   const int i = place();
   if (i >= rows * columns) return;
@@ -73,7 +73,7 @@ __global__ void fill_ones(float* out, int n) {
 }
 
 /// Causal attention of qkv [rows, 3, heads, head_size]: y [rows, heads, head_size], and for backward the probabilities
-/// p [heads, rows, rows]. A query of a head to a thread.
+/// p [heads, rows, rows]. One thread for each query of a head.
 __global__ void attention_forward(float* y, float* p, const float* qkv, int rows, int heads) {
   const int h = place() / rows, t = place() % rows, pitch = 3 * heads * head_size;
   if (h >= heads) return;
@@ -93,7 +93,7 @@ __global__ void attention_forward(float* y, float* p, const float* qkv, int rows
     for (int i = 0; i < head_size; ++i) out[i] += probability[s] * v[s * pitch + i];
   }
 }
-/// The gradients of scores, ds [heads, rows, rows], and of queries. A query of a head to a thread.
+/// The gradients of scores, ds [heads, rows, rows], and of queries. One thread for each query of a head.
 __global__ void attention_backward_query(float* ds, float* dqkv, const float* qkv, const float* p, const float* dy,
                                          int rows, int heads) {
   const int h = place() / rows, t = place() % rows, pitch = 3 * heads * head_size;
@@ -113,7 +113,7 @@ __global__ void attention_backward_query(float* ds, float* dqkv, const float* qk
     for (int i = 0; i < head_size; ++i) dq[i] += dscore[s] * k[s * pitch + i];
   }
 }
-/// The gradients of keys and values. A key of a head to a thread.
+/// The gradients of keys and values. One thread for each key of a head.
 __global__ void attention_backward_key(float* dqkv, const float* qkv, const float* p, const float* dy, const float* ds,
                                        int rows, int heads) {
   const int h = place() / rows, s = place() % rows, pitch = 3 * heads * head_size;
@@ -139,7 +139,7 @@ __global__ void relu_backward(float* dx, const float* y, const float* dy, int n)
   if (place() < n) dx[place()] = y[place()] > 0 ? dy[place()] : 0.0f;
 }
 
-/// The task is to move each row's features one place on. squares = (z - target)^2 / count, dz = its gradient.
+/// The target is x with each row's features moved one place. squares = (z - target)^2 / count, dz = its gradient.
 __global__ void distance(float* squares, float* dz, const float* x, const float* z, int rows, int columns,
                          float count) {
   const int i = place();
@@ -148,7 +148,7 @@ __global__ void distance(float* squares, float* dz, const float* x, const float*
   squares[i] = error * error / count;
   dz[i] = 2 * error / count;
 }
-/// One block.
+/// Sums n values. Launched with one block.
 __global__ void sum(float* total, const float* values, int n) {
   __shared__ float parts[256];
   float mine = 0;
@@ -197,7 +197,7 @@ struct gpu {
     return {here, memory.take(static_cast<int>(pl::part_of<Spec>(here).local_size()))};
   }
 
-  /// What k<<<blocks, 256, 0, stream>>>(arguments...) does, with threads for `n` things.
+  /// Launches k<<<blocks, 256, 0, stream>>>(arguments...) with at least n threads.
   template <class... Parameters, class... Arguments>
   void launch(int n, void (*k)(Parameters...), Arguments... arguments) {
     cudaLaunchConfig_t config{};
@@ -213,7 +213,7 @@ struct gpu {
   }
 };
 
-/// The losses of all steps.
+/// Returns the losses of all steps.
 std::vector<float> train(ncclComm_t comm, cudaStream_t stream) {
   auto here = pl::attach<mesh>(comm, stream,
                                pl::sizes_of<seq, keys, hidden, three, heads, head_dim, ffn>(
@@ -304,7 +304,7 @@ std::vector<float> train(ncclComm_t comm, cudaStream_t stream) {
   return losses;
 }
 
-/// One rank, in a thread of its own. The others may wait for one that fails, so that it ends the program.
+/// Runs one rank in its own thread. If it fails, others may wait for it, so it ends the program.
 void run(int rank, int ranks, ncclUniqueId id) try {
   cudaStream_t stream = nullptr;
   ncclComm_t comm = nullptr;

@@ -1,6 +1,6 @@
-// A transformer's layer, causal attention and an MLP with a norm in front of each, trained on one GPU with nothing but
-// CUDA and cuBLAS: the program's own kernels, allocator, stream and products. parallel.cu is the same program on every
-// GPU of the machine.
+// Trains a transformer's layer on one GPU with CUDA and cuBLAS: causal attention and an MLP, with a norm before each.
+// The program has its own kernels, allocator, stream and products. parallel.cu is the same program on every GPU of the
+// machine.
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 
@@ -14,7 +14,7 @@
 namespace {
 
 constexpr int tokens = 64, width = 32, inner = 96, head_count = 8, head_size = 4, steps = 20;
-constexpr int mixed = head_count * head_size;  // the width of what attention returns
+constexpr int mixed = head_count * head_size;  // the width of attention's output
 constexpr float rate = 2.0f;
 
 void check(cudaError_t status) {
@@ -28,7 +28,7 @@ void check(cublasStatus_t status) {
 
 __device__ int place() { return static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); }
 
-/// A number in [-scale, scale) for each place of a matrix, of which `out` is the part that begins at (row, column).
+/// A number in [-scale, scale) for each place of a matrix; `out` is the part that begins at (row, column).
 __global__ void fill(float* out, int rows, int columns, int row, int column, unsigned seed, float scale) {
   const int i = place();
   if (i >= rows * columns) return;
@@ -41,7 +41,7 @@ __global__ void fill_ones(float* out, int n) {
   if (place() < n) out[place()] = 1.0f;
 }
 
-/// y = x w / sqrt(mean(x^2) + eps), a row to a thread.
+/// y = x w / sqrt(mean(x^2) + eps). One thread for each row.
 __global__ void norm_forward(const float* x, const float* weight, float* y, float* inverse, int rows, int columns) {
   const int r = place();
   if (r >= rows) return;
@@ -50,7 +50,7 @@ __global__ void norm_forward(const float* x, const float* weight, float* y, floa
   inverse[r] = rsqrtf(squares / static_cast<float>(columns) + 1e-5f);
   for (int c = 0; c < columns; ++c) y[r * columns + c] = x[r * columns + c] * inverse[r] * weight[c];
 }
-/// dx = inverse (dy w - x inverse^2 mean(dy w x)), a row to a thread.
+/// dx = inverse (dy w - x inverse^2 mean(dy w x)). One thread for each row.
 __global__ void norm_backward(const float* x, const float* weight, const float* dy, const float* inverse, float* dx,
                               int rows, int columns) {
   const int r = place();
@@ -61,7 +61,7 @@ __global__ void norm_backward(const float* x, const float* weight, const float* 
   for (int c = 0; c < columns; ++c)
     dx[r * columns + c] = inverse[r] * (dy[r * columns + c] * weight[c] - x[r * columns + c] * dot);
 }
-/// dweight += the sum over the rows of dy x inverse, a column to a thread.
+/// dweight += the sum over the rows of dy x inverse. One thread for each column.
 __global__ void norm_backward_weight(const float* x, const float* dy, const float* inverse, float* dweight, int rows,
                                      int columns) {
   const int c = place();
@@ -70,7 +70,7 @@ __global__ void norm_backward_weight(const float* x, const float* dy, const floa
 }
 
 /// Causal attention of qkv [rows, 3, heads, head_size]: y [rows, heads, head_size], and for backward the probabilities
-/// p [heads, rows, rows]. A query of a head to a thread.
+/// p [heads, rows, rows]. One thread for each query of a head.
 __global__ void attention_forward(float* y, float* p, const float* qkv, int rows, int heads) {
   const int h = place() / rows, t = place() % rows, pitch = 3 * heads * head_size;
   if (h >= heads) return;
@@ -90,7 +90,7 @@ __global__ void attention_forward(float* y, float* p, const float* qkv, int rows
     for (int i = 0; i < head_size; ++i) out[i] += probability[s] * v[s * pitch + i];
   }
 }
-/// The gradients of scores, ds [heads, rows, rows], and of queries. A query of a head to a thread.
+/// The gradients of scores, ds [heads, rows, rows], and of queries. One thread for each query of a head.
 __global__ void attention_backward_query(float* ds, float* dqkv, const float* qkv, const float* p, const float* dy,
                                          int rows, int heads) {
   const int h = place() / rows, t = place() % rows, pitch = 3 * heads * head_size;
@@ -110,7 +110,7 @@ __global__ void attention_backward_query(float* ds, float* dqkv, const float* qk
     for (int i = 0; i < head_size; ++i) dq[i] += dscore[s] * k[s * pitch + i];
   }
 }
-/// The gradients of keys and values. A key of a head to a thread.
+/// The gradients of keys and values. One thread for each key of a head.
 __global__ void attention_backward_key(float* dqkv, const float* qkv, const float* p, const float* dy, const float* ds,
                                        int rows, int heads) {
   const int h = place() / rows, s = place() % rows, pitch = 3 * heads * head_size;
@@ -136,7 +136,7 @@ __global__ void relu_backward(float* dx, const float* y, const float* dy, int n)
   if (place() < n) dx[place()] = y[place()] > 0 ? dy[place()] : 0.0f;
 }
 
-/// The task is to move each row's features one place on. squares = (z - target)^2 / count, dz = its gradient.
+/// The target is x with each row's features moved one place. squares = (z - target)^2 / count, dz = its gradient.
 __global__ void distance(float* squares, float* dz, const float* x, const float* z, int rows, int columns,
                          float count) {
   const int i = place();
@@ -145,7 +145,7 @@ __global__ void distance(float* squares, float* dz, const float* x, const float*
   squares[i] = error * error / count;
   dz[i] = 2 * error / count;
 }
-/// One block.
+/// Sums n values. Launched with one block.
 __global__ void sum(float* total, const float* values, int n) {
   __shared__ float parts[256];
   float mine = 0;
@@ -197,7 +197,7 @@ struct gpu {
     check(cudaMemsetAsync(values, 0, static_cast<std::size_t>(n) * sizeof(float), stream));
   }
 
-  /// What k<<<blocks, 256, 0, stream>>>(arguments...) does, with threads for `n` things.
+  /// Launches k<<<blocks, 256, 0, stream>>>(arguments...) with at least n threads.
   template <class... Parameters, class... Arguments>
   void launch(int n, void (*k)(Parameters...), Arguments... arguments) {
     cudaLaunchConfig_t config{};
@@ -207,7 +207,7 @@ struct gpu {
     check(cudaLaunchKernelEx(&config, k, arguments...));
   }
 
-  /// c [m, n] = a [m, k] b [k, n] + beta c, all row-major; cuBLAS thinks in columns and is asked for c' = b' a'.
+  /// c [m, n] = a [m, k] b [k, n] + beta c, all row-major. cuBLAS is column-major, so it computes c' = b' a'.
   void product(bool turn_a, bool turn_b, int m, int n, int k, const float* a, const float* b, float beta, float* c) {
     const float one = 1.0f;
     check(cublasSgemm(blas, turn_b ? CUBLAS_OP_T : CUBLAS_OP_N, turn_a ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k, &one, b,
@@ -215,7 +215,7 @@ struct gpu {
   }
 };
 
-/// The losses of all steps.
+/// Returns the losses of all steps.
 std::vector<float> train(cudaStream_t stream) {
   gpu g(stream);
   float *norm1 = g.room(width), *dnorm1 = g.room(width), *inverse1 = g.room(tokens);

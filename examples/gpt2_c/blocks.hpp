@@ -1,7 +1,7 @@
 #pragma once
 
-// A block of malloc'ed memory in which tensors lie one after the other, and their first values: what plain.cpp and
-// parallel.cpp do alike.
+// A block of malloc'ed memory in which tensors lie one after the other, and their first values. plain.cpp and
+// parallel.cpp share this file.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -10,7 +10,7 @@
 struct tensor {
   float** at;
   long size;
-  float mean = 0, deviation = 0;  // of its first values, if it is a weight
+  float mean = 0, deviation = 0;  // of the first values of a weight
 };
 
 inline long total(const std::vector<tensor>& tensors) {
@@ -18,7 +18,7 @@ inline long total(const std::vector<tensor>& tensors) {
   for (const tensor& t : tensors) size += t.size;
   return size;
 }
-/// A block of zeros in which these tensors lie one after the other.
+/// Returns a block of zeros in which these tensors lie one after the other.
 inline float* make_block(const std::vector<tensor>& tensors) {
   float* const block = static_cast<float*>(calloc(total(tensors), sizeof(float)));
   float* next = block;
@@ -26,7 +26,7 @@ inline float* make_block(const std::vector<tensor>& tensors) {
   return block;
 }
 
-/// Normally distributed numbers (Box and Muller's), always the same ones.
+/// Sets tensors to normally distributed numbers (Box and Muller's), equal in every run.
 inline void initialize(const std::vector<tensor>& tensors) {
   std::uint64_t state = 1;
   const auto uniform = [&] {  // in (0, 1), by the generator of Knuth's MMIX

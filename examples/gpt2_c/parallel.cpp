@@ -1,5 +1,5 @@
-// plain.cpp on several ranks, tensor- and sequence-parallel: each has a part of the weights and of the activations, in
-// the program's own memory. plait computes products, norms, lookup and loss, and sends what there is to send.
+// plain.cpp on several ranks, tensor- and sequence-parallel. Each rank has a part of the weights and of the
+// activations, in the program's own memory. plait computes products, norms, lookup and loss, and calls all collectives.
 //
 //   parallel [STEPS] [TEXT] [RANKS]     RANKS threads, 2 if none are given, or "mpi": the processes of mpirun
 #include <cmath>
@@ -51,13 +51,13 @@ constexpr long layers = 4, head_size = 16;
 
 struct config {
   long samples, length, width, heads, inner, vocab;
-  long own_length = 0, first = 0;  // the positions that a rank has between layers, and where they begin
+  long own_length = 0, first = 0;  // number and first of the positions that a rank has between layers
 };
 constexpr config gpt = {4, 64, 64, 4, 256, 256};
 
 // ---- kernels: they overwrite outputs and gradients of activations, and add to gradients of weights -----------------
 
-/// x [samples, length, width] += places [length, width], what is learned of a position.
+/// x [samples, length, width] += places [length, width], the learned positions.
 void places_forward(float* x, const float* places, long samples, long length, long width) {
   for (long b = 0; b < samples; ++b)
     for (long i = 0; i < length * width; ++i) x[b * length * width + i] += places[i];
@@ -178,7 +178,7 @@ std::vector<tensor> tensors_of(parameters& p, const config& c) {
   return all;
 }
 
-/// Makes arrays of zeros, each as large as its type says: this rank's part.
+/// Makes arrays of zeros, each in the size of this rank's part.
 struct memory {
   const pl::context<pl::cpu>& ctx;
   std::vector<void*> blocks{};
@@ -214,7 +214,7 @@ struct model {
   memory arrays;
   parameters w{}, g{};  // weights and their gradients
   activations a{arrays};
-  long size = 0;                                           // of each of the blocks of parameters
+  long size = 0;                                           // of each block of parameters
   float *weights{}, *gradients{}, *moment1{}, *moment2{};  // the blocks
 };
 
@@ -231,7 +231,7 @@ void free_model(model& m) {
   for (void* block : m.arrays.blocks) free(block);
 }
 
-/// plait's layers of one layer, and below of the whole model, on the program's blocks.
+/// plait's layers on the program's blocks: here of one layer, below of the whole model.
 struct layer_on_ranks {
   const pl::context<pl::cpu>& ctx;
   const layer_parameters &w, &g;
@@ -262,17 +262,17 @@ struct model_on_ranks : model {
   }
 };
 
-// What attention mixes is whole on a rank; along batch and heads it works element by element.
+// Dims that attention mixes must be whole on a rank. Along batch and heads it works element by element.
 constexpr auto attends = pl::rule::nonlinear.over<seq, keys, three, head_dim>();
 constexpr auto attends_back = pl::rule::product.over<seq, keys, three, head_dim>();
 
-/// The learned places of a rank's positions: `all` from the first of these on.
+/// Returns the learned places of a rank's positions, a part of `all`.
 template <class T, class Spec>
 auto own_rows(const model_on_ranks& m, const pl::part<T, Spec>& all) {
   return pl::part<T, own_places>(m.ctx, all.unchecked() + m.c.first * m.c.width);
 }
 
-/// The mean loss; the scores become their gradient.
+/// Returns the mean loss; the scores become their gradient.
 double forward(model_on_ranks& m, const pl::part<int, ids>& tokens, const pl::part<int, ids>& labels) {
   const config& c = m.c;
   const auto add_places = pl::bind_back(places_forward, c.samples, c.own_length, c.width);
@@ -326,7 +326,7 @@ void backward(model_on_ranks& m, const pl::part<int, ids>& tokens) {
   m.lookup.backward(m.ctx, tokens, dx);
 }
 
-/// Of all ranks' weights; sums the gradients over ranks first, where these share a weight.
+/// Sums gradients over the ranks that share a weight, and returns the norm over all ranks' weights.
 double gradient_norm(model_on_ranks& m) {
   pl::gradient_norm<float> all;
   m.visit([&](auto& p) { all.add(m.ctx, p.reduce(m.ctx)); });
@@ -347,7 +347,7 @@ void update(model& m, int step, float rate) {
 
 // ---- training ------------------------------------------------------------------------------------------------------
 
-/// Sample n of all steps is the text from byte 997 n on.
+/// Sample n, counted over all steps, is the text from byte 997 n on.
 void read_batch(int* tokens, int* labels, const std::vector<unsigned char>& text, int step) {
   for (long b = 0; b < gpt.samples; ++b)
     for (long t = 0; t < gpt.length; ++t) {
@@ -372,7 +372,7 @@ void train(const pl::any_communicator& ranks, int steps, const std::vector<unsig
   make_model(blocks);
   model_on_ranks m{blocks, ctx};
   for (long i = 0; i < layers; ++i) m.layer.push_back({ctx, m.w.layer[i], m.g.layer[i]});
-  parameters whole;  // the arrays of plain.cpp, of which every rank takes its parts
+  parameters whole;  // the arrays of plain.cpp; every rank takes its parts of them
   float* const block = make_block(tensors_of(whole, gpt));
   initialize(tensors_of(whole, gpt));
   pl::take_parts(ctx, std::span(block, total(tensors_of(whole, gpt))), m);

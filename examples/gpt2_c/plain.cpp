@@ -1,6 +1,6 @@
-// A GPT-2 as a C program has it: a block of malloc'ed memory for the weights, one for their gradients and one for the
-// activations, its own kernels forward and backward, and its own AdamW. It trains on the bytes of a text, on one core.
-// parallel.cpp is the same program on several ranks.
+// A GPT-2 in C style: a block of malloc'ed memory for the weights, one for their gradients and one for the activations,
+// its own kernels forward and backward, and its own AdamW. It trains on the bytes of a text, on one core. parallel.cpp
+// is the same program on several ranks.
 //
 //   plain [STEPS] [TEXT]     10 and examples/data/kjv.txt if none are given
 #include <cmath>
@@ -31,7 +31,7 @@ void lookup_backward(float* dtable, const int* tokens, const float* dx, long row
     for (long c = 0; c < width; ++c) dtable[tokens[r] * width + c] += dx[r * width + c];
 }
 
-/// x [samples, length, width] += places [length, width], what is learned of a position.
+/// x [samples, length, width] += places [length, width], the learned positions.
 void places_forward(float* x, const float* places, long samples, long length, long width) {
   for (long b = 0; b < samples; ++b)
     for (long i = 0; i < length * width; ++i) x[b * length * width + i] += places[i];
@@ -71,7 +71,7 @@ void norm_backward(float* dx, float* dw, float* db, const float* dy, const float
 
 /// y [rows, out] = x [rows, in] w' + b, with w [out, in]; b may be null.
 void matmul_forward(float* y, const float* x, const float* w, const float* b, long rows, long in, long out) {
-  constexpr long lanes = 16;  // sums that a vector unit forms side by side
+  constexpr long lanes = 16;  // sums that a vector unit forms together
   for (long r = 0; r < rows; ++r)
     for (long o = 0; o < out; ++o) {
       float sums[lanes] = {}, sum = b ? b[o] : 0;
@@ -231,7 +231,7 @@ struct activations {
 
 std::vector<tensor> tensors_of(activations& a, const config& c) {
   const long rows = c.samples * c.length, mixed = c.heads * head_size;
-  const long stream = rows * c.width;  // what one layer hands to the next
+  const long stream = rows * c.width;  // the values between two layers
   std::vector<tensor> all;
   for (float** at : {&a.encoded, &a.branch, &a.norm, &a.dx, &a.dbranch, &a.dnorm}) all.push_back({at, stream});
   for (layer_activations& l : a.layer) {
@@ -254,7 +254,7 @@ struct model {
   config c;
   parameters w, g;  // weights and their gradients
   activations a;
-  long size;                                                // of each of the blocks of parameters
+  long size;                                                // of each block of parameters
   float *weights, *gradients, *moment1, *moment2, *memory;  // the blocks
 };
 
@@ -271,7 +271,7 @@ void free_model(model& m) {
   for (float* block : {m.weights, m.gradients, m.moment1, m.moment2, m.memory}) free(block);
 }
 
-/// The mean loss; the logits become their gradient.
+/// Returns the mean loss; the logits become their gradient.
 double forward(model& m, const int* tokens, const int* labels) {
   const config& c = m.c;
   const long rows = c.samples * c.length, width = c.width;
@@ -347,7 +347,7 @@ void update(model& m, int step, float rate) {
 
 // ---- training ------------------------------------------------------------------------------------------------------
 
-/// Sample n of all steps is the text from byte 997 n on.
+/// Sample n, counted over all steps, is the text from byte 997 n on.
 void read_batch(int* tokens, int* labels, const std::vector<unsigned char>& text, int step) {
   for (long b = 0; b < gpt.samples; ++b)
     for (long t = 0; t < gpt.length; ++t) {

@@ -1,6 +1,6 @@
-// Predicts the next byte of a text from the bytes before it, by a residual network, on one processor: an autograd, a
-// model and an optimizer of the program's own. zero.cpp is this program on ranks that share weights, gradients and
-// moments out (ZeRO 3).
+// Trains a residual network, on one processor, to predict the next byte of a text. The program has its own autograd,
+// model and optimizer. zero.cpp is this program on several ranks, which shard weights, gradients and moments
+// (ZeRO 3).
 //
 //     own_autograd_plain [STEPS [TEXT]]
 #include <algorithm>
@@ -24,7 +24,7 @@ struct unit {
   std::vector<float> value, gradient, moment1, moment2;
 };
 
-/// A shape, and the deviation of the first values; 0: these are ones.
+/// A shape, and the deviation of the first values; 0: all are ones.
 struct shape {
   long rows, columns;
   float deviation;
@@ -41,7 +41,7 @@ void make_unit(unit& u, const std::vector<shape>& shapes) {
   }
 }
 
-/// Normally distributed numbers (Box and Muller's), always the same ones.
+/// Writes normally distributed numbers (Box and Muller's), equal in every run.
 void initialize(float* to, const std::vector<shape>& shapes, unsigned long long state) {
   const auto uniform = [&] {  // in (0, 1), by the generator of Knuth's MMIX
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -98,7 +98,7 @@ double gradient_norm(const model& m) {
   return std::sqrt(squares);
 }
 
-/// AdamW on gradients that are scaled.
+/// AdamW on gradients times `scale`.
 void update(model& m, int step, float rate, float scale) {
   const float beta1 = 0.9f, beta2 = 0.95f, decay = 0.01f;
   const float correct1 = 1 - std::pow(beta1, static_cast<float>(step));
@@ -114,7 +114,7 @@ void update(model& m, int step, float rate, float scale) {
   }
 }
 
-/// Sample n of all steps is the text from byte 997 n on.
+/// Sample n, counted over all steps, is the text from byte 997 n on.
 void read_samples(std::vector<int>& ids, std::vector<int>& labels, const std::vector<unsigned char>& text, long from,
                   long count) {
   ids.clear(), labels.clear();

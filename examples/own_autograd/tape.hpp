@@ -1,7 +1,7 @@
 #pragma once
 
-// An autograd of the program's own: matrices of floats, and a tape of what was done with them. plain.cpp and zero.cpp
-// share it as it is.
+// The program's own autograd: matrices of floats, and a tape of the operations on them. plain.cpp and zero.cpp share
+// this file.
 #include <cmath>
 #include <cstddef>
 #include <deque>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-/// A row-major matrix in memory of somebody else's, and its gradient.
+/// A row-major matrix in the caller's memory, and its gradient.
 struct matrix {
   long rows = 0, columns = 0;
   float* value = nullptr;
@@ -19,7 +19,7 @@ struct matrix {
 };
 
 /// Records the operations of a forward pass and runs their gradients in the opposite order. Its results live until
-/// `clear`. Operands are read when they are used: a matrix may be pointed to other memory between the two passes.
+/// `clear`. Operands are read when they are used, so the memory of a matrix may change between the two passes.
 class tape {
  public:
   /// y = x w.
@@ -44,7 +44,7 @@ class tape {
     return y;
   }
 
-  /// y = x + b, a row that is added to every row.
+  /// y = x + b; the row b is added to every row.
   matrix& add_row(const matrix& x, const matrix& b) {
     matrix& y = make(x.rows, x.columns);
     for (long i = 0; i < y.size(); ++i) y.value[i] = x.value[i] + b.value[i % y.columns];
@@ -80,7 +80,7 @@ class tape {
     return y;
   }
 
-  /// Each row divided by its root mean square, times a row of scales.
+  /// Divides each row by its root mean square, and multiplies it by a row of scales.
   matrix& normalize(const matrix& x, const matrix& scale) {
     matrix& y = make(x.rows, x.columns);
     std::vector<float> inverse(static_cast<std::size_t>(x.rows));
@@ -108,7 +108,7 @@ class tape {
     return y;
   }
 
-  /// For each group of `group` ids, the rows of the table with these ids, side by side.
+  /// Makes a row for each `group` ids: the rows of the table with these ids, one after the other.
   matrix& look_up(const matrix& table, const std::vector<int>& ids, long group) {
     matrix& y = make(static_cast<long>(ids.size()) / group, group * table.columns);
     for (long i = 0; i < y.size(); ++i)
@@ -122,8 +122,8 @@ class tape {
     return y;
   }
 
-  /// The sum of -log softmax(scores)[label] over the rows. `seed` is the gradient of what is trained with respect to
-  /// this sum.
+  /// Returns the sum of -log softmax(scores)[label] over the rows. `seed` is the gradient of the trained loss with
+  /// respect to this sum.
   double cross_entropy(const matrix& scores, const std::vector<int>& labels, float seed) {
     double loss = 0;
     std::vector<float> gradient(static_cast<std::size_t>(scores.size()));
@@ -144,7 +144,7 @@ class tape {
     return loss;
   }
 
-  /// Calls `work` when the backward pass comes to this place.
+  /// Calls `work` when the backward pass reaches this place.
   void record(std::function<void()> work) { backward_.push_back(std::move(work)); }
 
   void backward() {
@@ -171,6 +171,6 @@ class tape {
     return r.shape;
   }
 
-  std::deque<result> results_;  ///< which stay where they are
+  std::deque<result> results_;  ///< a deque, so that results keep their addresses
   std::vector<std::function<void()>> backward_;
 };

@@ -1,5 +1,5 @@
-// plain.cpp on ranks that share weights, gradients and moments out (ZeRO 3): a unit's weights are whole only while its
-// passes use them. The autograd, the model and the optimizer are still the program's own.
+// plain.cpp on several ranks, which shard weights, gradients and moments (ZeRO 3): a unit's weights are whole only
+// while its passes use them. The autograd, the model and the optimizer are still the program's own.
 //
 //     own_autograd_zero [STEPS [TEXT [RANKS]]]                       on threads
 //     mpirun -n RANKS own_autograd_zero STEPS TEXT mpi               on processes
@@ -36,7 +36,7 @@ constexpr long vocab = 128, window = 16, width = 48, inner = 128, blocks = 4, sa
 
 // ---- weights -------------------------------------------------------------------------------------------------------
 
-/// Matrices that are used together, one after the other in one array, of which each rank has a shard.
+/// Matrices that are used together, one after the other in one array. Each rank has a shard of it.
 struct unit {
   std::vector<matrix> parts;
   long size = 0;
@@ -45,7 +45,7 @@ struct unit {
   std::optional<parameter> whole;
 };
 
-/// A shape, and the deviation of the first values; 0: these are ones.
+/// A shape, and the deviation of the first values; 0: all are ones.
 struct shape {
   long rows, columns;
   float deviation;
@@ -66,7 +66,7 @@ void make_unit(unit& u, const std::vector<shape>& shapes, long number, whole_uni
   for (std::vector<float>* all : {&value, &memory.gradient})
     if (all->size() < static_cast<std::size_t>(shard * ranks)) all->resize(shard * ranks);
 }
-/// When the memory of all units is there.
+/// Makes a unit's parameter, after the memory of all units is allocated.
 void make_parameter(unit& u, long number, whole_units& memory) {
   u.whole.emplace(*u.ctx, "unit" + std::to_string(number),
                   pl::parameter_memory<float>{.weight = memory.value[number % 2].data(),
@@ -75,7 +75,7 @@ void make_parameter(unit& u, long number, whole_units& memory) {
                                               .reduced = u.gradient.data()});
 }
 
-/// Normally distributed numbers (Box and Muller's), always the same ones.
+/// Writes normally distributed numbers (Box and Muller's), equal in every run.
 void initialize(float* to, const std::vector<shape>& shapes, unsigned long long state) {
   const auto uniform = [&] {  // in (0, 1), by the generator of Knuth's MMIX
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -115,11 +115,11 @@ void make_model(model& m, const pl::context<pl::cpu>& ctx) {
 
 // ---- units in use --------------------------------------------------------------------------------------------------
 
-/// Gathers a unit's weights for a pass, and begins its gradient for a backward pass.
+/// Gathers a unit's weights for a pass, and sets its gradient to zero for a backward pass.
 void enter(unit& u, bool backward) {
   u.whole->weight()->gather(*u.ctx);
   if (backward) u.whole->weight()->zero_gradient(*u.ctx);
-  float* value = const_cast<float*>(u.whole->values(*u.ctx).unchecked());  // which the tape reads
+  float* value = const_cast<float*>(u.whole->values(*u.ctx).unchecked());  // the tape only reads it
   float* gradient = backward ? u.whole->gradients(*u.ctx).unchecked() : nullptr;
   for (matrix& m : u.parts) {
     m.value = value, m.gradient = gradient;
@@ -127,16 +127,16 @@ void enter(unit& u, bool backward) {
     if (backward) gradient += m.size();
   }
 }
-/// Before the forward pass of a unit: its backward pass ends with the sum of its gradient over ranks.
+/// Call it before the forward pass of a unit: the backward pass will end with the sum of its gradient over ranks.
 void begin_unit(tape& t, unit& u) {
   enter(u, false);
   t.record([&u] { static_cast<void>(u.whole->weight()->reduce(*u.ctx)); });
 }
-/// After it.
+/// Call it after the forward pass of a unit.
 void end_unit(tape& t, unit& u) {
   t.record([&u] { enter(u, true); });
 }
-/// Returns the sum of what the ranks have.
+/// Returns the sum of `mine` over the ranks.
 double sum(const pl::context<pl::cpu>& ctx, double mine) {
   const pl::part<double, pl::spec<pl::partial<dp>>> terms(ctx, &mine);
   pl::group_over<dp>(ctx.ranks).all_reduce<pl::spec<pl::invariant<dp>>>(terms);
@@ -175,7 +175,7 @@ double gradient_norm(const model& m) {
   return std::sqrt(sum(*m.units[0].ctx, squares));
 }
 
-/// AdamW on gradients that are scaled.
+/// AdamW on gradients times `scale`.
 void update(model& m, int step, float rate, float scale) {
   const float beta1 = 0.9f, beta2 = 0.95f, decay = 0.01f;
   const float correct1 = 1 - std::pow(beta1, static_cast<float>(step));
@@ -192,7 +192,7 @@ void update(model& m, int step, float rate, float scale) {
   }
 }
 
-/// Sample n of all steps is the text from byte 997 n on.
+/// Sample n, counted over all steps, is the text from byte 997 n on.
 void read_samples(std::vector<int>& ids, std::vector<int>& labels, const std::vector<unsigned char>& text, long from,
                   long count) {
   ids.clear(), labels.clear();
