@@ -1,11 +1,11 @@
 // expect: a nonlinear operation on a partial value: each rank holds only a term of a pending sum. Resolve it first
 // expect: a sum of a partial value and one that is not partial would count the latter once per rank: resolve the pending sum first, then add
-// expect: the output of a kernel does not lie as its rule derives it from the operands: `states` shows the derived one, then the output's
+// expect: the output of a kernel has another spec than its rule derives from the operands: `states` shows the derived state, then the output's
 // expect: a nonlinear reduction over a dim that is sharded: each rank sees only its part. Gather the dim first
 // expect: states<plait::state::partial, plait::state::invariant>
 // expect: expected_dims<plait::seq, plait::hidden>, plait::given_dims<plait::seq, plait::ffn>
 // expect: a kernel takes a pointer to each output and a pointer to const for each operand, in their order, and then local_sizes, a number of elements, or nothing
-// expect: a kernel has one to four operands beside its outputs: a contraction two, a reduction one, rows_of a table and ids
+// expect: a kernel has one to four operands in addition to its outputs: a contraction two, a reduction one, rows_of a table and ids
 // expect: the spec of this part has no such dim
 // errors-at-most: 10
 #include "plait/layout/apply.hpp"

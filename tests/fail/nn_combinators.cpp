@@ -19,7 +19,7 @@ using layers = sequential<>;
 using taken = layers::input;
 
 // case: sequential_does_not_fit
-// expect: the output of a layer does not lie as the next one takes it: let their policies agree, or put a redistribution between them
+// expect: the output of a layer has another spec than the next layer's input: make their policies agree, or put a redistribution between them
 // expect: on_axis<plait::tp>, plait::on_dim<plait::ffn>, plait::states<plait::state::varying, plait::state::replicated>
 // expect: output_of_layer<0, plait::linear<float, up_policy
 // expect: input_of_layer<1, plait::linear<float, down_policy
@@ -65,7 +65,7 @@ using branch = residual<rms_norm<float, stream>, inner>;
 using end = branch::saved;
 
 // case: attention_zigzag_for_contiguous
-// expect: the output of a layer does not lie as the next one takes it: let their policies agree
+// expect: the output of a layer has another spec than the next layer's input: make their policies agree
 // expect: expected_dims<plait::batch, plait::zseq, plait::hidden>
 // One layer returns tokens in zigzag order, the next takes them in original order.
 using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;

@@ -1,6 +1,6 @@
 // expect: the schedule cannot finish: ranks wait for each other's actions in a circle
 // expect: at_rank<0>, plait::at_position<1>
-// expect: the policy has another number of chunks, or places them otherwise, than the shape says
+// expect: the policy's number of chunks or placement of stages differs from the shape's
 // expect: a schedule has one list of actions for each rank
 // errors-at-most: 3
 #include "plait/schedule/verified.hpp"

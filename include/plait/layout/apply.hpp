@@ -266,9 +266,10 @@ auto bind_back(Kernel kernel, Arguments... arguments) {
 template <class Rule, class Kernel, class First, class... Outs, class... Ts, spec_like... Ins>
 void apply(Rule, Kernel&& kernel, const outputs<First, Outs...>& out, const part<Ts, Ins>&... in) {
   constexpr bool countable = detail::takes_operands<Rule, sizeof...(Ins)>;
-  static_assert(countable,
-                "a kernel has one to four operands beside its outputs: a contraction two, a reduction one, rows_of a "
-                "table and ids");
+  static_assert(
+      countable,
+      "a kernel has one to four operands in addition to its outputs: a contraction two, a reduction one, rows_of a "
+      "table and ids");
   if constexpr (countable)
     static_assert(
         (detail::follows<Rule, First, part<Ts, Ins>...> && ... && detail::follows<Rule, Outs, part<Ts, Ins>...>));

@@ -46,21 +46,21 @@ enum class layout_error : std::uint8_t {
 template <>
 inline constexpr const char* error_text<layout_error::ok> = "ok";
 
-#define PLAIT_TEXT                                                                                   \
-  "the output of a layer does not lie as the next one takes it: let their policies agree, or put a " \
+#define PLAIT_TEXT                                                                                           \
+  "the output of a layer has another spec than the next layer's input: make their policies agree, or put a " \
   "redistribution between them"
 PLAIT_ERROR(layout_error::layers_do_not_fit) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
-#define PLAIT_TEXT                                                                                                    \
-  "the tensor given does not lie as the layer, or the first of several, takes its input: put layers in their order, " \
-  "let the specs agree, or redistribute the tensor first"
+#define PLAIT_TEXT                                                                                                   \
+  "the tensor given has another spec than the input of the layer, or of the first of several: put layers in order, " \
+  "make the specs agree, or redistribute the tensor first"
 PLAIT_ERROR(layout_error::input_does_not_fit) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
-#define PLAIT_TEXT                                                                                            \
-  "the output of a kernel does not lie as its rule derives it from the operands: `states` shows the derived " \
-  "one, then the output's"
+#define PLAIT_TEXT                                                                                               \
+  "the output of a kernel has another spec than its rule derives from the operands: `states` shows the derived " \
+  "state, then the output's"
 PLAIT_ERROR(layout_error::output_not_derived) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 

@@ -59,7 +59,7 @@ inline mesh_shape parse_mesh(std::string_view text, std::int64_t ranks, const me
     const std::string_view item = trimmed(rest.substr(0, comma));
     rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);
     if (item.empty() || (comma != std::string_view::npos && rest.empty()))
-      bad_mesh(text, "a comma without an axis beside it; legal is a list like dp=2,tp=4");
+      bad_mesh(text, "a comma without an axis next to it; legal is a list like dp=2,tp=4");
     const std::size_t equals = item.find('=');
     const std::string name(trimmed(item.substr(0, equals)));
     const int i = find_axis(known, name);

@@ -85,8 +85,8 @@ class config_reader {
   bool empty() const { return object_.empty(); }
   /// Throws the error for an unknown key.
   [[noreturn]] void unknown(const std::string& key, const std::string& advice) const {
-    fail({source_, ": key '", prefix_, key, "' is ", excerpt(*object_.find(key)),
-          ", and what it means is not known here; ", advice});
+    fail({source_, ": key '", prefix_, key, "' is ", excerpt(*object_.find(key)), ", and its meaning is unknown; ",
+          advice});
   }
   [[noreturn]] void bad(const char* key, const nlohmann::json& value, const std::string& legal) const {
     fail({source_, ": key '", prefix_, key, "' is ", excerpt(value), "; legal is ", legal});

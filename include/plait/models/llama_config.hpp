@@ -85,7 +85,7 @@ inline constexpr std::int64_t most_of_a_size = 1 << 20;  // within these limits 
 inline void validate(const mixture_config& m, std::int64_t layers, bool mlp_bias, const std::string& source) {
   if (m.experts == 0 && m.shared_ffn != 0)
     fail({source, ": shared_expert_intermediate_size is ", m.shared_ffn,
-          ", and num_experts 0; legal is 0, as a shared expert stands beside others"});
+          ", and num_experts 0; legal is 0, as a shared expert needs other experts"});
   if (m.shared_ffn == 0 && m.shared_gate)
     fail({source, ": the gate of a shared expert, and shared_expert_intermediate_size 0; legal is at least 1"});
   if (m.experts == 0) return;

@@ -248,7 +248,7 @@ class weight_converter {
     add_rows(e, std::move(name), heads * c_.head_dim, place_in_pairs(c_, e.name, heads));
   }
   [[noreturn]] void unknown(const weight_tensor& e, const char* tool) const {
-    fail({source_, ": tensor '", e.name, "' is none that ", tool, " has for a Llama"});
+    fail({source_, ": tensor '", e.name, "' is not one that ", tool, " has for a Llama"});
   }
 
   /// Adds a tensor that consists of the elements of `parts`, one after another; all parts have equally many.

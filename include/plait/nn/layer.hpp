@@ -146,7 +146,7 @@ struct layer_requirements {
       requires { requires spec_like<typename L::output>; }, "a layer names its `output`, a plait::spec");
   static_assert(
       requires { requires std::is_default_constructible_v<typename L::saved>; },
-      "a layer names its `saved`, what a forward pass keeps beside the input: a type that can be made of nothing");
+      "a layer names its `saved`, what a forward pass keeps in addition to its input: a default-constructible type");
   static_assert(!detail::lacks_forward<L>,
                 "a layer needs a member `forward(mb, x, saved)` that returns a tensor of its `output`");
   static_assert(!detail::lacks_backward<L>,
@@ -676,7 +676,7 @@ struct array_of_layer {
 template <class Given, class Expected, class Layer>
 struct result_of_layer {
   static_assert(std::is_same_v<Given, Expected>,
-                "the array for the result of a layer lies otherwise than the result: make the part with the layer's "
+                "the array for the result of a layer has another spec than the result: make the part with the layer's "
                 "`output`, or, for an input's gradient, with the dual of its `input`");
 };
 template <class Spec, class Layer, class Result, class... More>

@@ -63,10 +63,10 @@ namespace plait::detail {
 }
 [[noreturn]] inline void refuse_unset_values(const std::string& name, bool callers, const std::string& stored) {
   if (callers)
-    fail({"parameter ", name, ": gather would overwrite the caller's weights with values that nobody has set, as ",
+    fail({"parameter ", name, ": gather would overwrite the caller's weights with values that have not been set, as ",
           stored, " in memory of its own; set them by fill_values(ctx, fill), or load them"});
   fail({"parameter ", name,
-        ": gather would have layers read values that nobody has set; call initialize(ctx) on every "
+        ": gather would have layers read values that have not been set; call initialize(ctx) on every "
         "parameter, set values by fill_values(ctx, fill), or load them"});
 }
 

@@ -44,7 +44,7 @@ inline constexpr const char* error_text<schedule_error::ok> = "ok";
 PLAIT_ERROR(schedule_error::shape_illegal) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
-#define PLAIT_TEXT "the policy has another number of chunks, or places them otherwise, than the shape says"
+#define PLAIT_TEXT "the policy's number of chunks or placement of stages differs from the shape's"
 PLAIT_ERROR(schedule_error::placement_differs) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 

@@ -357,7 +357,7 @@ part<T, To> redistribute(const context<Device>& ctx, const part<In, From>& in, c
   const std::less<const void*> before;
   if (!only_counts<Device> && before(in.unchecked(), out.unchecked() + out.size()) &&
       before(out.unchecked(), in.unchecked() + in.size()) && !(in_place && in.unchecked() == out.unchecked()))
-    fail({"redistribute: in and out overlap, and the way between them is ", describe_steps(moves.planned()),
+    fail({"redistribute: in and out overlap, and the plan between them is ", describe_steps(moves.planned()),
           ": give them memory of their own"});
   moves.run(ctx.device, in.unchecked(), out.unchecked(), dtype_of<T>);
   return out;

@@ -60,5 +60,5 @@ TEST_CASE("errors name the option, the value and the valid values") {
   for (const char* text : {",", "tp=2,", "tp=2,,dp=2", ",tp=2"})
     refuses(
         text, -1,
-        (std::string("mesh ") + text + ": a comma without an axis beside it; legal is a list like dp=2,tp=4").c_str());
+        (std::string("mesh ") + text + ": a comma without an axis next to it; legal is a list like dp=2,tp=4").c_str());
 }

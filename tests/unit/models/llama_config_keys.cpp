@@ -125,7 +125,7 @@ TEST_CASE("each key is read, harmless or refused, and the keys of transformers' 
                 "legal is " + std::string(refused.legal));
   }
   CHECK_ERROR(parse_config(config_with(R"("residual_scale": 0.5)")), "config.json: key 'residual_scale' is 0.5",
-              "what it means is not known", "take it out");
+              "its meaning is unknown", "take it out");
   CHECK(parse_config(config_with(R"("residual_scale": null)")) == parse_config(minimal_config));
   CHECK_ERROR(parse_config(R"({"model_type": "llama", "model_type": "qwen2"})"), "'model_type' appears twice");
 }
@@ -261,8 +261,8 @@ TEST_CASE("the keys of mixtures have no defaults, and unsupported values are ref
   CHECK(invalid([](auto& c) { c.qk_norm_over_heads = true; }) ==
         "model: qk_norm_over_heads is true, and qk_norm false; legal is false, or true for both");
   CHECK(invalid([](auto& c) { c.mixture.experts = 0; }) ==
-        "model: shared_expert_intermediate_size is 28, and num_experts 0; legal is 0, as a shared expert stands beside "
-        "others");
+        "model: shared_expert_intermediate_size is 28, and num_experts 0; legal is 0, as a shared expert needs other "
+        "experts");
   CHECK(invalid([](auto& c) { c.mixture.shared_ffn = 0; }) ==
         "model: the gate of a shared expert, and shared_expert_intermediate_size 0; legal is at least 1");
   CHECK(invalid([](auto& c) { c.mixture.router.scale = 0; }) ==

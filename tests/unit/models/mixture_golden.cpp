@@ -278,7 +278,7 @@ TEST_CASE("directories whose experts do not fit the configuration are refused") 
     if (e.name == "model.layers.0.block_sparse_moe.experts.2.w1.weight")
       e.name = "model.layers.0.block_sparse_moe.experts.2.w4.weight";
   CHECK(refused(from.config, entries) ==
-        "dir: tensor 'model.layers.0.block_sparse_moe.experts.2.w4.weight' is none that Mixtral has for a Llama");
+        "dir: tensor 'model.layers.0.block_sparse_moe.experts.2.w4.weight' is not one that Mixtral has for a Llama");
   const auto renamed = [&](const std::string& name) {
     auto all = whole;
     for (weight_tensor& e : all)
@@ -287,7 +287,7 @@ TEST_CASE("directories whose experts do not fit the configuration are refused") 
   };
   for (const char* number : {"02", "99999999999999999999"}) {
     const std::string name = cat({"model.layers.0.block_sparse_moe.experts.", number, ".w1.weight"});
-    CHECK(renamed(name) == "dir: tensor '" + name + "' is none that Hugging Face has for a Llama");
+    CHECK(renamed(name) == "dir: tensor '" + name + "' is not one that Hugging Face has for a Llama");
   }
   CHECK(renamed("model.layers.0.mlp.experts.1.gate_proj.weight").starts_with("dir: tensor 'model.layers.0."));
   CHECK(renamed("model.layers.0.mlp.experts.1.gate_proj.weight")

@@ -64,7 +64,7 @@ TEST_CASE("a caller that gives some of a layer's memory must decide about all of
   };
   CHECK(
       has(refused([](auto& ctx, float* w, float*, float*) { linear<float, up>(ctx, "up", {.memory = {.weight = w}}); }),
-          "up: memory gives weight and says nothing of gradient: give a pointer, or pl::own_memory, and the layer "
+          "up: memory gives weight but not gradient: give a pointer, or pl::own_memory, and the layer "
           "allocates "
           "it"));
   CHECK(has(refused([](auto& ctx, float* w, float*, float*) {
@@ -76,7 +76,7 @@ TEST_CASE("a caller that gives some of a layer's memory must decide about all of
   CHECK(has(refused([](auto& ctx, float* w, float* g, float*) {
               linear<float, up_with_bias>(ctx, "up", {.memory = {w, g}});
             }),
-            "up: memory gives weight and says nothing of bias:"));
+            "up: memory gives weight but not bias:"));
   CHECK(has(refused([](auto& ctx, float* w, float* g, float* b) {
               linear<float, up>(ctx, "up", {.memory = {w, g, b}});
             }),
@@ -132,7 +132,7 @@ TEST_CASE("rounded weights of the caller need masters, and nothing is overwritte
               std::vector<float> gradient(wide * width);
               linear<bf16, up>(ctx, "up", {.memory = {own_arrays.weight.data(), gradient.data()}});
             }),
-            "up: memory gives weight and says nothing of master"));
+            "up: memory gives weight but not master"));
   CHECK(run([](const context<cpu>& ctx) {
           std::vector<bf16> weight(wide * width);
           for (std::size_t i = 0; i < weight.size(); ++i) weight[i] = to_bf16(static_cast<float>(i) + 0.5f);
@@ -176,14 +176,14 @@ TEST_CASE("a weight with a separate stored layout is not overwritten by unset va
     });
   };
   CHECK(has(use(false),
-            "parameter up.weight: gather would overwrite the caller's weights with values that nobody has set"));
+            "parameter up.weight: gather would overwrite the caller's weights with values that have not been set"));
   CHECK(has(on_ranks(2,
                      [](const context<cpu>& ctx) {
                        std::vector<float> w(wide / 2 * width), g(w), shard(w);
                        linear<float, up_stored_cut>(
                            ctx, "up", {.memory = {.weight = w.data(), .gradient = g.data(), .master = shard.data()}});
                      }),
-            "up: memory gives weight and says nothing of reduced"));
+            "up: memory gives weight but not reduced"));
   CHECK(use(true) == "");
 }
 
@@ -376,7 +376,7 @@ TEST_CASE("a parameter of the program is summed over the rows of all ranks") {
           if (of_whole_rows.weight()->gradient()[0] != 1) fail("what all ranks compute alike is summed");
         }) == "");
   CHECK(has(on_ranks(9, [](const context<cpu>& ctx) { free_parameter<double, spec<hidden>, rows>(ctx, "scale"); }),
-            "scale: what it meets: a dim has fewer elements than there are ranks that shard it: seq is 8, sharded over "
+            "scale: its partner: a dim has fewer elements than there are ranks that shard it: seq is 8, sharded over "
             "tp=9 = "
             "9 ranks; it must be at least 9"));
 }
@@ -516,7 +516,7 @@ TEST_CASE("memory that the layer owns cannot be replaced") {
               linear<double, down> layer(ctx, "down", {.memory = {w, g}});
               layer.rebind({own_memory, g});
             }),
-            "down: rebind says nothing of memory.weight, which is the caller's"));
+            "down: rebind does not give memory.weight, which is the caller's"));
   CHECK(has(refused([](auto& ctx, double* w, double* g, double* b) {
               linear<double, up_with_bias> layer(
                   ctx, "up", {.memory = {.weight = w, .gradient = g, .bias = own_memory, .bias_gradient = own_memory}});
@@ -600,7 +600,7 @@ TEST_CASE("attention and an MLP on the caller's memory") {
           self_attention<double, tensor_strategy>(ctx, "attention", how, {.qkv = memory.qkv});
           fail("part of the memory is enough");
         } catch (const error& e) {
-          if (!has(e.what(), "attention: memory gives qkv and says nothing of out")) throw;
+          if (!has(e.what(), "attention: memory gives qkv but not out")) throw;
         }
         try {
           how.sinks = false;
@@ -615,7 +615,7 @@ TEST_CASE("attention and an MLP on the caller's memory") {
                                               {{gate_up.values.data(), gate_up.gradients.data()}, {}});
           fail("part of the memory is enough");
         } catch (const error& e) {
-          if (!has(e.what(), "mlp: memory gives gate_up and says nothing of down")) throw;
+          if (!has(e.what(), "mlp: memory gives gate_up but not down")) throw;
         }
       }) == "");
 }

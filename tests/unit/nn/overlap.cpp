@@ -296,10 +296,10 @@ TEST_CASE("linears that cannot be split are refused with the reason") {
           "that takes parts of unequal sizes (unequal_parts), and 'tp' does not"));
   CHECK(refusal<up, two, equal_parts_only>(two{1, 2}, {.overlap = 2}).empty());
   CHECK(refusal<up>(two{2, 1}, {.overlap = 16}).empty());  // one rank along tp sends nothing
-  CHECK(
-      has(refusal<both_sides>(grid{2, 2}, {.overlap = 2}),
-          "layer.weight: overlap is of what a product waits for or of what waits for it, and a product here has both: "
-          "all_gather over across, and reduce_scatter over down; leave overlap out"));
+  CHECK(has(
+      refusal<both_sides>(grid{2, 2}, {.overlap = 2}),
+      "layer.weight: overlap needs a product with one collective, before it or after it, and a product here has both: "
+      "all_gather over across, and reduce_scatter over down; leave overlap out"));
   CHECK(refusal<both_sides>(grid{1, 2}, {.overlap = 2}).empty());
   CHECK(has(refusal<own_dim>(grid{2, 1}, {.overlap = 2}),
             "output of layer.weight: overlap in 2 chunks is of one all-gather, reduce-scatter or all-reduce of whole "

@@ -106,7 +106,7 @@ TEST_CASE("a layer does not read a parameter before it is gathered") {
 }
 
 TEST_CASE("values that were never set are not gathered") {
-  const std::string unset = ": gather would have layers read values that nobody has set; call initialize(ctx)";
+  const std::string unset = ": gather would have layers read values that have not been set; call initialize(ctx)";
   CHECK(has(what_is_said([](auto& ctx, auto&, auto&, auto&) {
               up fresh(ctx, "fresh");
               gather_parameters(ctx, fresh);
@@ -299,12 +299,11 @@ TEST_CASE("the use of a parameter is derived from its operand, over every axis o
                                              layout_v<spec<hidden>>, layout_v<rows>);
           if (!(dual(scale.used()) == layout_v<spec<hidden, partial<dp, tp>>>)) fail("the gradient is not partial");
         }) == "");
-  CHECK(
-      has(what_is_said([](auto& ctx, auto&, auto&, auto&) {
-            const parameter<double, cpu> scale(ctx, {"scale", {8}, {1, 0}}, layout_v<spec<hidden>>,
-                                               layout_v<spec<hidden>>, layout_v<spec<batch, shard<seq, tp>, hidden>>);
-          }),
-          "parameter scale: what it meets, <batch, shard<seq, tp>, hidden>: a boundary spec must mention every axis"));
+  CHECK(has(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+              const parameter<double, cpu> scale(ctx, {"scale", {8}, {1, 0}}, layout_v<spec<hidden>>,
+                                                 layout_v<spec<hidden>>, layout_v<spec<batch, shard<seq, tp>, hidden>>);
+            }),
+            "parameter scale: its partner, <batch, shard<seq, tp>, hidden>: a boundary spec must mention every axis"));
 }
 
 TEST_CASE("biases are stored like weights") {

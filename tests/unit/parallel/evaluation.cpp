@@ -179,7 +179,7 @@ TEST_CASE("a model with a parameter that was never set is not trained") {
         step.run(ctx);
       });
     };
-    CHECK_ERROR(train(), "parameter model.norm.weight: gather would have layers read values that nobody has set");
+    CHECK_ERROR(train(), "parameter model.norm.weight: gather would have layers read values that have not been set");
   }
 }
 

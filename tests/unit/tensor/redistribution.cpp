@@ -184,7 +184,7 @@ TEST_CASE("a program's arrays are gathered and scattered along any dim") {
     CHECK(x[12] == 2 * (24 + 12 * c.rank()));
     CHECK(test::text_thrown_by([&] {
             redistribute(ctx, in, part<double, columns>(ctx, x.data() + 1));
-          }).find("redistribute: in and out overlap, and the way between them is ") != std::string::npos);
+          }).find("redistribute: in and out overlap, and the plan between them is ") != std::string::npos);
     const context<cpu> other{device, w, sizes_of<batch, seq, hidden>(2, 4, 8), 1};
     CHECK(test::text_thrown_by([&] {
             redistribute(other, in, part<double, whole>(other, y.data()));

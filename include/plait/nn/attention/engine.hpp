@@ -177,7 +177,7 @@ inline void require_whole_chunks(const attention_part& part) {
       if (run.position % part.chunk != 0 || run.length % part.chunk != 0)
         fail({part.name, ": deterministic sums cut the sequence into chunks of ", part.chunk,
               " tokens (deterministic_leaves::sequence), and a rank has a run of ", run.length, " from ", run.position,
-              "; legal are more chunks, so that each run is whole ones"});
+              "; legal are more chunks, so that each run consists of whole chunks"});
 }
 /// Throws if zigzag order gives the busiest rank over one eighth more work than the order of the text does. The work of
 /// one more token is tolerated. Only masks that hide distant tokens on both sides can be refused (`attention_work`).

@@ -162,8 +162,7 @@ inline constexpr std::int64_t overlap_of<Policy> = Policy::overlap::chunks;
 template <class Policy>
 std::int64_t chosen_overlap(std::int64_t chunks, std::string_view name) {
   if (chunks < 0)
-    fail({name, ": overlap in ", chunks,
-          " chunks; at least 1, which is no overlap, or 0 for as many as the policy says"});
+    fail({name, ": overlap in ", chunks, " chunks; at least 1, which is no overlap, or 0 for the policy's number"});
   return chunks == 0 ? overlap_of<Policy> : chunks;
 }
 
@@ -172,7 +171,7 @@ inline void check_overlap(const std::string& name, std::int64_t chunks, const re
                           const ready_plan& after) {
   if (chunks < 1) fail({name, ": overlap in ", chunks, " chunks; at least 1, which is no overlap"});
   if (!before.trivial() && !after.trivial())
-    fail({name, ": overlap is of what a product waits for or of what waits for it, and a product here has both: ",
+    fail({name, ": overlap needs a product with one collective, before it or after it, and a product here has both: ",
           describe_steps(before.planned()), ", and ", describe_steps(after.planned()), "; leave overlap out"});
 }
 

@@ -46,7 +46,7 @@ class free_parameter {
     const layout& placed = layout_v<Placed>;
     enforce_parts(placed, ctx.ranks.shape(), ctx.sizes, name);
     enforce_parts(layout_v<Stored>, ctx.ranks.shape(), ctx.sizes, name + ": as it is stored");
-    enforce_parts(layout_v<Met>, ctx.ranks.shape(), ctx.sizes, name + ": what it meets");
+    enforce_parts(layout_v<Met>, ctx.ranks.shape(), ctx.sizes, name + ": its partner");
     std::vector<std::int64_t> shape;
     for (const dim_placement& p : placed.dims) shape.push_back(ctx.sizes.of(p.dim));
     parameter_ = std::make_shared<parameter<Precision, Device>>(

@@ -146,7 +146,7 @@ constexpr verdict check_stored(const layout& stored) {
 namespace detail {
 /// `use_of` on a mesh; `met` must mention every axis of the mesh.
 inline layout checked_use(const mesh_shape& mesh, const std::string& name, const layout& placed, const layout& met) {
-  enforce(check_boundary(met, mesh), cat({"parameter ", name, ": what it meets, ", describe(met)}));
+  enforce(check_boundary(met, mesh), cat({"parameter ", name, ": its partner, ", describe(met)}));
   return use_of(placed, met);
 }
 

@@ -120,7 +120,7 @@ struct parameter_memory {
     if (first.empty()) return;
     for (const asked& m : all)
       if (m.needed && !m.said)
-        fail({layer, ": memory gives ", first, " and says nothing of ", m.name,
+        fail({layer, ": memory gives ", first, " but not ", m.name,
               ": give a pointer, or pl::own_memory, and the layer allocates it"});
   }
 
@@ -186,7 +186,7 @@ inline void require_all_parts(std::string_view layer, std::initializer_list<memo
     if (p.said && !first) first = p.name;
   for (const memory_part& p : parts)
     if (first && !p.said)
-      fail({layer, ": memory gives ", first, " and says nothing of ", p.name,
+      fail({layer, ": memory gives ", first, " but not ", p.name,
             ": give pointers, or pl::own_memory for its weight and gradient, and the layer allocates them"});
 }
 
@@ -275,7 +275,7 @@ class parameter_rebinding {
       fail({layer_, ": rebind gives memory.", prefix, what,
             ", which is the layer's own and is not replaced: give a pointer when the layer is made, or leave it out of "
             "rebind by pl::own_memory"});
-    fail({layer_, ": rebind says nothing of memory.", prefix, what,
+    fail({layer_, ": rebind does not give memory.", prefix, what,
           ", which is the caller's: give a pointer, the one it has or another"});
   }
 

@@ -99,8 +99,7 @@ class adamw {
   /// Makes the checks of `prepare`.
   void check_cut(const context<Device>& ctx, const parameter<Precision, Device>& p) const {
     if (options_.moments != moment_type::int8) return;
-    require_any_order(ctx, "adamw",
-                      "moments = int8, whose blocks lie otherwise on other layouts; legal are full and bf16");
+    require_any_order(ctx, "adamw", "moments = int8, whose blocks differ between layouts; legal are full and bf16");
     if (!p.storage() || p.storage()->axes().empty()) return;
     if (p.storage()->cuts_at() % kernels::moment_block == 0) return;
     fail({"adamw: moments = int8 have a scale for each ", kernels::moment_block,

@@ -110,8 +110,7 @@ TEST_CASE("unsupported members of a tokenizer.json are refused by name") {
   };
   const refusal refusals[] = {
       {"llama3", [](nlohmann::json& file) { file = 3; }, "this is no JSON object"},
-      {"llama3", set("/other", 3),
-       "key 'other' is 3, and what it means is not known here; legal are version, truncation"},
+      {"llama3", set("/other", 3), "key 'other' is 3, and its meaning is unknown; legal are version, truncation"},
       {"llama3", set("/padding", 3), "key 'padding' is 3; legal is null"},
       {"llama3", set("/truncation", 3), "key 'truncation' is 3; legal is null"},
       {"llama3", set("/model/type", "Unigram"), R"(key 'model.type' is "Unigram"; legal is "BPE")"},
@@ -137,7 +136,7 @@ TEST_CASE("unsupported members of a tokenizer.json are refused by name") {
       {"llama3", set("/added_tokens/1/id", 900), "key 'added_tokens[1].id' has 900 for '<|end|>', which is 1, too"},
       {"qwen2", set("/normalizer", 3), "key 'normalizer' is no object"},
       {"qwen2", set("/normalizer/type", "Lowercase"), "legal is Sequence, NFC, NFD, NFKC, NFKD, Prepend or Replace"},
-      {"qwen2", set("/normalizer/left", 3), "key 'normalizer.left' is 3, and what it means is not known here"},
+      {"qwen2", set("/normalizer/left", 3), "key 'normalizer.left' is 3, and its meaning is unknown"},
       {"llama2", set("/normalizer/normalizers", 3), "key 'normalizer.normalizers' is no list"},
       {"llama2", set("/normalizer/normalizers/1/pattern", nlohmann::json{{"Regex", "a"}}),
        "normalizers[1].pattern.Regex' is"},
