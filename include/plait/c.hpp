@@ -267,8 +267,9 @@ class layer : public any_layer {
                   "the input and the output of a layer of a C program are sharded or invariant on each axis, so that a "
                   "gradient has its array's spec");
     constexpr bool bias_fits = (lies_as<spec_of<Bias>>(linear_type::derivation.branches[0].bias_placed) && ...);
-    static_assert(bias_fits,
-                  "the bias array has another spec than the layer's bias, which lies as the output along its dims");
+    static_assert(
+        bias_fits,
+        "the bias array has another spec than the layer's bias, which is sharded as the output along its dims");
     return true;
   }
 

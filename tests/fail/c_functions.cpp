@@ -1,7 +1,7 @@
 // expect: PLAIT_C_RELABEL is for specs between which no data moves or changes
 // expect: a kernel has an output and one to four operands: a contraction two, a reduction one, rows_of a table and ids
 // expect: the input and the output of a layer of a C program are sharded or invariant on each axis, so that a gradient has its array's spec
-// expect: the bias array has another spec than the layer's bias, which lies as the output along its dims
+// expect: the bias array has another spec than the layer's bias, which is sharded as the output along its dims
 // expect: a nonlinear operation on a partial value: each rank holds only a term of a pending sum. Resolve it first
 // errors-at-most: 5
 #include "plait/nn/layer.hpp"

@@ -21,7 +21,7 @@ void gather(any_communicator& comm, const rank_place& here, const float* x, floa
 }
 
 // case: inner_dim
-// expect: only the parts of a first dim lie one after the other: let redistribute gather and scatter the rest
+// expect: only parts of a first dim are contiguous: use redistribute to gather or scatter another dim
 void gather(any_communicator& comm, const rank_place& here, const float* x, float* y) {
   const typed_group<any_communicator, tp> group(comm);
 #ifdef PLAIT_FAIL_FIX
@@ -43,7 +43,7 @@ void gather(any_communicator& comm, const rank_place& here, const float* x, floa
 }
 
 // case: wrong_state
-// expect: these specs are not this one collective apart: let redistribute find the way between them
+// expect: this one collective does not convert between these specs: use redistribute, which plans the steps
 void reduce(any_communicator& comm, const rank_place& here, float* x) {
   const typed_group<any_communicator, tp> group(comm);
 #ifdef PLAIT_FAIL_FIX

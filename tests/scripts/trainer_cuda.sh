@@ -209,7 +209,7 @@ PYTHON
   cmp -s products.txt kept.txt || fail "--products writes a file that is there"
   [ "$(logs get measured.jsonl weights_hash)" = "$(logs get tuned.jsonl weights_hash)" ] || fail "other weights"
   echo 'one: two' >>kept.txt
-  refused "--products: 'kept.txt': line [0-9]* is no product with its choice: 'one: two'" "$stand_in" --products kept.txt
+  refused "--products: 'kept.txt': line [0-9]* is not a product with its choice: 'one: two'" "$stand_in" --products kept.txt
 
   # One GPU for each rank; stages are replayed too.
   PLAIT_STAND_IN_DEVICES=2 train nccl $gpu --mesh dp=2 --backend nccl --sample 5

@@ -341,7 +341,7 @@ refused '--keep is 0; at least 1' --checkpoint-dir x --keep 0
 refused '--resume auto needs --checkpoint-dir' --resume auto
 refused "--resume: .*there is no 'absent'; legal are a saved step and a folder of them" --resume absent
 refused "there is no 'ck1/step-00000099'; there are step-00000006, step-00000003$" --resume ck1/step-00000099/
-refused "'ck1/step-00000003/data' is no saved step, and no folder that has one" --resume ck1/step-00000003/data
+refused "'ck1/step-00000003/data' is neither a saved step nor a folder that has one" --resume ck1/step-00000003/data
 refused "'config.json' is a file; legal are a saved step" --resume config.json
 refused "--seed is 2, and '.*' was saved with 1" --resume "$step" --seed 2
 refused "--seq is 64, and '.*' was saved with 32" --resume "$step" --seq 64
@@ -488,7 +488,7 @@ text_of_name="'renamed/step-00000007' holds step 3: it was renamed, or copied; a
 refused "$text_of_name" --resume renamed/step-00000007
 refused "'renamed' has no step that is whole; 'renamed/step-00000007': $text_of_name" --resume renamed
 mv renamed/step-00000007 renamed/best
-refused "'renamed/best' is no step by its name, which would be like step-00000100; give a step that was renamed its name back" --resume renamed/best
+refused "'renamed/best' does not have the name of a step, which is like step-00000100; give a step that was renamed its name back" --resume renamed/best
 mv renamed/best renamed/step-00000003
 rm renamed/step-00000003/COMMIT
 refused "'renamed/step-00000003' has no COMMIT, which rank 0 writes last: its save was not finished, or" --resume renamed/step-00000003

@@ -59,7 +59,7 @@ constexpr void add_flat_boxes(const box& part, int d, std::int64_t begin, std::i
 /// whole.local_size().
 constexpr flat_boxes boxes_of_flat_range(const box& whole, std::int64_t begin, std::int64_t end) {
   if (begin < 0 || begin > end || end > whole.local_size()) {
-    fail({"the flat range [", begin, ", ", end, ") is none of a box of ", whole.local_size(), " elements"});
+    fail({"the flat range [", begin, ", ", end, ") is not in a box of ", whole.local_size(), " elements"});
   }
   flat_boxes out;
   detail::add_flat_boxes(whole, 0, begin, end, out);

@@ -278,7 +278,7 @@ class manifest_check {
       legal = !part.empty() && part != "." && part != "..";
       begin = end + 1;
     }
-    if (!legal) fail({source_, ": the file '", path, "' is none in the step's directory data/"});
+    if (!legal) fail({source_, ": the file '", path, "' is not in the step's directory data/"});
   }
   void check_range(const stored_bytes& stored, const std::string& where) const {
     if (stored.file >= m_.files.size())
@@ -352,13 +352,13 @@ class manifest_check {
       for (; next < ranges.size() && ranges[next].file == i; ++next) {
         if (ranges[next].position != position) {
           fail({source_, ": '", *ranges[next].name, "' begins at byte ", ranges[next].position, " of '", file.path,
-                "', and what is before it ends at ", position, "; there are no holes or overlaps in a file"});
+                "', and the range before it ends at ", position, "; there are no holes or overlaps in a file"});
         }
         position += ranges[next].bytes;
       }
       if (position != file.bytes) {
-        fail(
-            {source_, ": the file '", file.path, "' has ", file.bytes, " bytes, and what is in it ends at ", position});
+        fail({source_, ": the file '", file.path, "' has ", file.bytes, " bytes, and its last range ends at ",
+              position});
       }
     }
   }

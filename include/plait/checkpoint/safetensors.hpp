@@ -479,7 +479,7 @@ class safetensors_stream {
   /// Syncs and closes the file. Throws `error` if bytes are missing.
   void finish() {
     if (end_ != plan_.file_bytes)
-      fail({"'", file_->path(), "': ", plan_.file_bytes - end_, " bytes of what was declared are missing"});
+      fail({"'", file_->path(), "': ", plan_.file_bytes - end_, " declared bytes are missing"});
     file_->sync();
     file_.reset();
   }
@@ -494,7 +494,7 @@ class safetensors_stream {
   void expect(std::span<const std::byte> bytes) const {
     if (bytes.size() > plan_.file_bytes - end_) {
       fail({"'", file_->path(), "': ", bytes.size(), " bytes are too many; ", plan_.file_bytes - end_,
-            " are left of what was declared"});
+            " declared bytes are left"});
     }
   }
   void sum_up(std::span<const std::byte> bytes) {

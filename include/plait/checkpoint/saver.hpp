@@ -298,7 +298,7 @@ class save_writer {
         j.staged = clock::now();
       }
       if (!j.rest.empty()) {
-        begin_operation(j, "decoding what was copied");
+        begin_operation(j, "decoding copied data");
         for (const std::function<void()>& make : std::exchange(j.rest, {})) make();
       }
       written_share done =
@@ -701,7 +701,7 @@ class checkpoint_saver {
     const state mine = own_state(j, stuck_at);
     const auto all = static_cast<int>(all_reduce_scalar(device, ranks_, static_cast<double>(mine), reduce_op::max));
     if (all == under_way_still) return {};
-    if (all == stuck) return give_up_all(device, stuck_at);
+    if (all == stuck) return fail_all(device, stuck_at);
     if (all == failed) {  // all ranks end this save, without blocking training
       writer_->stop(j);
       if (all_reduce_scalar(device, ranks_, writer_->has_ended(j) ? 0.0 : 1.0, reduce_op::max) != 0) return {};
@@ -720,7 +720,7 @@ class checkpoint_saver {
   }
   /// Fails all saves in progress, because one of them is stuck.
   template <compute_device Device>
-  std::vector<finished_save> give_up_all(Device& device, const std::string& stuck_at) {
+  std::vector<finished_save> fail_all(Device& device, const std::string& stuck_at) {
     const std::string why = first_error_of(
         device, !stuck_at.empty(),
         cat({"it has been ", stuck_at, " for more than ", writer_->patience(),

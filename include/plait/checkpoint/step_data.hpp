@@ -86,7 +86,7 @@ class read_ahead {
     if (!wait([] { return false; })) std::rethrow_exception(failure_);
   }
   /// Requests no more blocks.
-  void give_up() {
+  void cancel() {
     const std::lock_guard lock(mutex_);
     ended_ = true;
   }
@@ -129,7 +129,7 @@ class read_ahead {
     }
   }
   void stop() {
-    give_up();
+    cancel();
     for (std::thread& t : threads_) t.join();
   }
 

@@ -138,7 +138,7 @@ inline std::string committed_manifest(file_system& files, const std::string& pat
 inline std::uint64_t step_of_path(const std::string& path) {
   const std::string_view name = std::string_view(path).substr(path.find_last_of('/') + 1);
   if (const auto step = step_called(name)) return *step;
-  fail({"'", path, "' is no step by its name, which would be like ", step_name(100),
+  fail({"'", path, "' does not have the name of a step, which is like ", step_name(100),
         "; give a step that was renamed its name back"});
 }
 
@@ -236,7 +236,7 @@ inline std::string step_path(file_system& files, std::string path, std::vector<i
   std::string why;
   for (const invalid_step& i : passed_over) append(why, {"; '", i.path, "': ", i.reason});
   if (!why.empty()) fail({"'", path, "' has no step that is whole", why});
-  fail({"'", path, "' is no saved step, and no folder that has one"});
+  fail({"'", path, "' is neither a saved step nor a folder that has one"});
 }
 
 }  // namespace detail

@@ -207,12 +207,11 @@ class safetensors_directory {
       pickled = pickled || (name.starts_with("pytorch_model") && name.ends_with(".bin"));
     }
     std::sort(shards.begin(), shards.end());
-    bad(cat(
-        {"has neither ", safetensors_file_name, " nor ", safetensors_index_name,
-         shards.empty() ? "" : cat({"; it has ", detail::quoted(shards), ", and no index that says what is in them"}),
-         pickled ? "; its pytorch_model.bin can run any code when it is read: save the model again with "
-                   "transformers, which writes safetensors"
-                 : ""}));
+    bad(cat({"has neither ", safetensors_file_name, " nor ", safetensors_index_name,
+             shards.empty() ? "" : cat({"; it has ", detail::quoted(shards), ", and no index of their tensors"}),
+             pickled ? "; its pytorch_model.bin can run any code when it is read: save the model again with "
+                       "transformers, which writes safetensors"
+                     : ""}));
   }
 
   void open(const std::string& name) {
@@ -233,16 +232,16 @@ class safetensors_directory {
     if (!missing.empty()) bad(cat({"lacks files that ", safetensors_index_name, " names: ", missing, "'"}));
     for (const std::string& name : names) open(name);
     for (const auto& [tensor, file] : file_of_) {
-      const auto said = index.find(tensor);
-      if (said == index.end())
+      const auto listed = index.find(tensor);
+      if (listed == index.end())
         bad(cat({"has the tensor '", tensor, "' in ", file, ", and ", safetensors_index_name, " does not name it"}));
-      if (said->second != file)
+      if (listed->second != file)
         bad(cat({"has the tensor '", tensor, "' in ", file, ", and ", safetensors_index_name, " says that it is in ",
-                 said->second}));
+                 listed->second}));
     }
     for (const auto& [tensor, file] : index)
       if (!file_of_.contains(tensor))
-        bad(cat({"has no tensor '", tensor, "' in ", file, ", where ", safetensors_index_name, " says that it is"}));
+        bad(cat({"has no tensor '", tensor, "' in ", file, ", although ", safetensors_index_name, " lists it there"}));
   }
 
   std::map<std::string, std::string> read_index() const {

@@ -30,9 +30,9 @@ class accounting final : public request_observer {
   /// `timed` is false if calls only enqueue work on a device.
   accounting(std::string label, int rank, int ranks, std::shared_ptr<ledger> book, std::shared_ptr<recorder> events,
              bool timed = true)
-      : book_(std::move(book)), events_(std::move(events)), label_(std::move(label)), rank_(rank), ranks_(ranks) {
-    require(book_ != nullptr, "accounting: the ledger is null; give it one (the recorder may be null)");
-    row_ = &book_->of(label_);
+      : ledger_(std::move(book)), events_(std::move(events)), label_(std::move(label)), rank_(rank), ranks_(ranks) {
+    require(ledger_ != nullptr, "accounting: the ledger is null; give it one (the recorder may be null)");
+    row_ = &ledger_->of(label_);
     row_->timed = row_->timed && timed;
     if (events_) event_label_ = events_->label(label_);
     if constexpr (ranges_enabled) {
@@ -41,14 +41,14 @@ class accounting final : public request_observer {
     }
   }
 
-  const std::shared_ptr<plait::ledger>& book() const { return book_; }
+  const std::shared_ptr<plait::ledger>& book() const { return ledger_; }
   const std::shared_ptr<plait::recorder>& events() const { return events_; }
 
   /// Times one call, until `over` is called.
   class entry {
    public:
     entry(accounting& books, const call& c)
-        : books_(books),
+        : owner_(books),
           kind_(c.kind),
           payload_(c.payload(books.ranks_)),
           wire_(c.wire(books.rank_, books.ranks_)),
@@ -58,28 +58,28 @@ class accounting final : public request_observer {
     std::uint64_t over(bool asynchronous) {
       end_ = comm_clock();
       const double spent = end_ - start_;
-      books_.row_->kinds[static_cast<std::size_t>(kind_)] += {1, payload_, wire_, spent};
-      if (books_.ranks_ > 1) {
-        if (asynchronous) books_.row_->under_way.open();
-        books_.row_->under_way.add(start_, end_);
+      owner_.row_->kinds[static_cast<std::size_t>(kind_)] += {1, payload_, wire_, spent};
+      if (owner_.ranks_ > 1) {
+        if (asynchronous) owner_.row_->under_way.open();
+        owner_.row_->under_way.add(start_, end_);
       }
       int place = -1;
-      if (wait_book* const waits = books_.book_->waits) {
+      if (wait_book* const waits = owner_.ledger_->waits) {
         place = waits->place();
-        waits->add(place, books_.label_, spent);
+        waits->add(place, owner_.label_, spent);
       }
       const std::uint64_t token = static_cast<std::uint64_t>(place < most_places ? place + 1 : 0) << kind_bits |
                                   static_cast<std::uint64_t>(kind_);
-      if (!books_.events_) return token;
-      const std::uint64_t ticket = books_.events_->add(
-          {books_.event_label_, kind_, payload_, start_, asynchronous ? 0.0 : end_, spent, asynchronous, place});
+      if (!owner_.events_) return token;
+      const std::uint64_t ticket = owner_.events_->add(
+          {owner_.event_label_, kind_, payload_, start_, asynchronous ? 0.0 : end_, spent, asynchronous, place});
       return ticket << (kind_bits + place_bits) | token;
     }
     /// When the call returned.
     double ended() const { return end_; }
 
    private:
-    accounting& books_;
+    accounting& owner_;
     collective kind_;
     std::uint64_t payload_, wire_;
     range range_;
@@ -95,7 +95,7 @@ class accounting final : public request_observer {
       if (early) row_->under_way.add(t.waited_from, t.waited_to);
       row_->under_way.last();
     }
-    if (wait_book* const waits = book_->waits)
+    if (wait_book* const waits = ledger_->waits)
       waits->add(static_cast<int>(token >> kind_bits & most_places) - 1, label_, spent);
     if (!events_) return;
     if (auto* e = events_->find(token >> (kind_bits + place_bits))) {
@@ -116,7 +116,7 @@ class accounting final : public request_observer {
       return "";
   }
 
-  std::shared_ptr<plait::ledger> book_;
+  std::shared_ptr<plait::ledger> ledger_;
   std::shared_ptr<plait::recorder> events_;
   std::string label_;
   int rank_, ranks_;

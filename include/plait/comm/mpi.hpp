@@ -275,8 +275,8 @@ class communicator : public verbs<communicator> {
     detail::check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     detail::check(MPI_Comm_rank(comm, &state_->rank), "MPI_Comm_rank");
     detail::check(MPI_Comm_size(comm, &state_->size), "MPI_Comm_size");
-    state_->kin = parent ? parent->kin : std::make_shared<detail::family>(comm, state_->rank, state_->size);
-    state_->kin->calls.push_back(&state_->called);
+    state_->relatives = parent ? parent->relatives : std::make_shared<detail::family>(comm, state_->rank, state_->size);
+    state_->relatives->calls.push_back(&state_->called);
     state_->slow = parent ? detail::ranks_over_slow_link(comm, state_->size, parent->comm, parent->slow)
                           : detail::ranks_over_slow_link(comm, state_->rank, state_->size);
   }

@@ -88,7 +88,7 @@ class communicator : public verbs<communicator> {
     refuse_in_group(c.name());
     check_call(c, true);
     const op_ptr op = s.begin(c.name(), c.payload(s.size));
-    put_beside(op, c.name(), [&](cudaStream_t stream) { return ask(c, stream); });
+    start_asynchronous(op, c.name(), [&](cudaStream_t stream) { return ask(c, stream); });
     return detail::pending::started(s.home, op);
   }
 
@@ -106,7 +106,7 @@ class communicator : public verbs<communicator> {
     std::vector<call> messages = std::exchange(s.messages, {});
     if (messages.empty() || std::uncaught_exceptions() > 0) return s.home->over(*op);  // half a group would hang
     std::stable_sort(messages.begin(), messages.end(), [](const auto& a, const auto& b) { return a.tag < b.tag; });
-    put_beside(op, "ncclGroupEnd", [&](cudaStream_t stream) {
+    start_asynchronous(op, "ncclGroupEnd", [&](cudaStream_t stream) {
       return grouped([&] {
         ncclResult_t result = ncclSuccess;
         for (const call& m : messages) keep(result, ask(m, stream));
@@ -247,10 +247,10 @@ class communicator : public verbs<communicator> {
   }
 
   template <class Ask>
-  void put_beside(const op_ptr& op, const char* name, const Ask& ask) {
+  void start_asynchronous(const op_ptr& op, const char* name, const Ask& ask) {
     detail::state& s = self();
     detail::session& home = *s.home;
-    const cuda::stream side = s.beside();
+    const cuda::stream side = s.asynchronous_stream();
     home.fork.record(home.main);
     side.wait(home.fork);
     s.used = true;

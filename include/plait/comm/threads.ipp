@@ -103,7 +103,7 @@ class run_state {
       me.want = want;
       me.word.store(0, std::memory_order_relaxed);
       --running_;
-      if (running_ == 0 && !failed()) fail_locked("deadlock: no rank can go on" + situation());
+      if (running_ == 0 && !failed()) fail_locked("deadlock: no rank can continue" + situation());
     }
     sleep_while_zero(me.word);
     if ((op.word.load(std::memory_order_acquire) & want) != 0) return true;
@@ -163,13 +163,13 @@ class run_state {
   /// Notes that the rank's function has ended, by `exception` if not null.
   void leave(int rank, std::exception_ptr exception, const std::string& what) {
     const std::lock_guard lock(mutex_);
-    slot_of(rank).gone = true;
+    slot_of(rank).returned = true;
     --running_;
     if (exception) {
       const std::string why = cat({"rank ", rank, ": ", what, flights()});
       if (failure_.explain(rank, why) || fail_locked(why)) exception_ = std::move(exception);
     }
-    if (running_ == 0 && !failed() && !all_gone()) fail_locked("deadlock: no rank can go on" + situation());
+    if (running_ == 0 && !failed() && !all_returned()) fail_locked("deadlock: no rank can continue" + situation());
   }
 
   /// Throws `stopped` on `rank`. Requires the mutex.
@@ -187,14 +187,14 @@ class run_state {
     std::atomic<std::uint32_t> word{0};
     const operation* waits_for = nullptr;  ///< null while the rank runs
     std::uint32_t want = 0;
-    bool gone = false;
+    bool returned = false;
     flight_recorder flight;
   };
 
   slot& slot_of(int rank) { return slots_[static_cast<std::size_t>(rank)]; }
 
-  bool all_gone() const {
-    return std::all_of(slots_.begin(), slots_.end(), [](const slot& s) { return s.gone; });
+  bool all_returned() const {
+    return std::all_of(slots_.begin(), slots_.end(), [](const slot& s) { return s.returned; });
   }
   /// Sets the cause of the failure, and returns whether it is the first. `leaving` as in `failure::fail`.
   bool fail_locked(const std::string& why, int leaving = -1) {
@@ -227,7 +227,7 @@ class run_state {
     for (int r = 0; r < size(); ++r) {
       const slot& s = slot_of(r);
       append(out, {"\n  rank ", r});
-      if (s.gone) {
+      if (s.returned) {
         out += " has returned";
       } else if (s.waits_for != nullptr) {
         out += " waits in " + describe(*s.waits_for, r);

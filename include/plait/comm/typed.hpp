@@ -37,13 +37,13 @@ constexpr bool is_one_collective() {
   if constexpr (plan_between<From, To>::value.ok()) {
     constexpr const plan& way = plan_between<From, To>::steps;
     constexpr bool one = way.steps.size() == 1 && way.steps[0].kind == Kind;
-    static_assert(one, "these specs are not this one collective apart: let redistribute find the way between them");
+    static_assert(one,
+                  "this one collective does not convert between these specs: use redistribute, which plans the steps");
     if constexpr (one) {
       static_assert(runs_over(way.steps[0], axis_list(axis_of<Axes>...)),
                     "the collective between these specs runs over other axes than the group's, or in another order");
-      static_assert(
-          Kind == transition_kind::all_reduce || way.steps[0].dim == layout_v<From>.dims[0].dim,
-          "only the parts of a first dim lie one after the other: let redistribute gather and scatter the rest");
+      static_assert(Kind == transition_kind::all_reduce || way.steps[0].dim == layout_v<From>.dims[0].dim,
+                    "only parts of a first dim are contiguous: use redistribute to gather or scatter another dim");
     }
   }
   return true;
@@ -51,8 +51,8 @@ constexpr bool is_one_collective() {
 
 template <spec_like Spec, axis_like... Axes>
 constexpr bool is_one_stage() {
-  constexpr bool apart = !(layout_v<Spec>.mentions(axis_of<Axes>) || ...);
-  static_assert(apart,
+  constexpr bool without_axes = !(layout_v<Spec>.mentions(axis_of<Axes>) || ...);
+  static_assert(without_axes,
                 "a message goes along an axis that the spec does not mention: a stage's tensors lie on the mesh "
                 "without the axis of the stages");
   return true;

@@ -121,8 +121,8 @@ namespace detail {
 }
 [[noreturn]] inline void refuse_late_layer(const std::string& name) {
   fail({"parameter ", name,
-        ": a layer begins to use it after data parallelism has laid it beside others, whose deterministic sums "
-        "would miss what this layer adds; make all layers before the training step"});
+        ": a layer begins to use it after data parallelism has put it into a bucket, whose deterministic sums "
+        "would miss this layer's terms; make all layers before the training step"});
 }
 [[noreturn]] inline void refuse_narrow(const std::string& name) {
   fail({"parameter ", name, ": deterministic sums have gradients in float or double, and here they are ",
@@ -167,8 +167,8 @@ void join_terms(const context<Device>& ctx,
   using G = gradient_of<Precision>;
   if (!gather.trivial())
     fail({"parameter ", name,
-          ": deterministic sums have an order for gradients of what is stored as it is used, and its ",
-          "strategy's `stored` cuts it; use a level of data parallelism for that"});
+          ": deterministic sums need a parameter that is stored as it is used, and its strategy's `stored` ",
+          "shards it; use a level of data parallelism for that"});
   const axis_list axes = ctx.ranks.pruned(ctx.ranks.shape().in_order(gradient.partial));
   const std::int64_t n = gather.source().local_size();
   bool first = true;

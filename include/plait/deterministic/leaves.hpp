@@ -341,8 +341,8 @@ PLAIT_INLINE std::vector<token_leaves::leaf> token_leaves::of_microbatch(std::in
   const std::int64_t tokens = local_tokens_ / order_.token_chunks;
   index /= order_.token_chunks, count /= order_.token_chunks;
   if (count != 1 && !(tokens_.dims[0].dim == dim_of<batch>))
-    fail({name_, ": deterministic sums over ", count, " microbatches of a step have an order for rows of batch alone, ",
-          "and these are of ", describe(tokens_), "; use one microbatch"});
+    fail({name_, ": deterministic sums over ", count, " microbatches of a step support only rows of batch, and ",
+          "these are rows of ", describe(tokens_), "; use one microbatch"});
   const std::int64_t all = batch_ * count, group = all / samples_;
   if (all % samples_ != 0 || unit_ % group != 0)
     fail({name_, ": deterministic_leaves::samples = ", samples_, " leaves of ", all, " samples in a step are ",

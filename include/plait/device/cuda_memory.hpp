@@ -45,7 +45,7 @@ inline void* allocate_pinned(std::size_t bytes, std::string_view what_for, std::
 /// a kernel.
 struct pinned_memory {
   void* allocate(std::size_t bytes, std::uintptr_t) const {
-    return allocate_pinned(bytes, "what is offloaded (options::offload_optimizer, offload_activations)",
+    return allocate_pinned(bytes, "offloaded data (options::offload_optimizer, offload_activations)",
                            "offload on fewer ranks of a machine, cut the optimizer's state over more ranks "
                            "(zero_level::optimizer)");
   }

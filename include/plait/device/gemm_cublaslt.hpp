@@ -132,9 +132,9 @@ class cublaslt_gemm {
                 dtype_of<Out>,
                 tf32 && std::is_same_v<In, float>,
                 beta != 0,
-                row_sums != nullptr        ? beside::row_sums
-                : epilogue.bias != nullptr ? beside::bias
-                                           : beside::nothing,
+                row_sums != nullptr        ? vector_use::row_sums
+                : epilogue.bias != nullptr ? vector_use::bias
+                                           : vector_use::nothing,
                 {alignment(a), alignment(b), alignment(read), alignment(c)},
                 workspace_bytes};
     auto found = entries_.find(k);
@@ -145,7 +145,7 @@ class cublaslt_gemm {
     }
     entry& e = found->second;
     if (!e.exists) return false;
-    if (k.also != beside::nothing) {
+    if (k.also != vector_use::nothing) {
       const void* const vector = row_sums != nullptr ? row_sums : epilogue.bias;
       set(e.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector, problem);
     }
@@ -216,13 +216,13 @@ class cublaslt_gemm {
   static constexpr std::size_t max_entries = 4096;
 
   /// How a product uses a vector, its third input besides the factors. Texts of choices contain the number.
-  enum class beside : std::uint8_t { nothing = 0, bias = 1, row_sums = 2 };
+  enum class vector_use : std::uint8_t { nothing = 0, bias = 1, row_sums = 2 };
 
   struct key {
     gemm_problem problem;
     dtype in, out;
     bool tf32, accumulates;
-    beside also;
+    vector_use also;
     std::uint16_t aligned[4];
     std::size_t workspace;
     bool operator==(const key&) const = default;
@@ -304,8 +304,8 @@ class cublaslt_gemm {
     e.operation.reset(operation);
     set(operation, CUBLASLT_MATMUL_DESC_TRANSA, p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, p);
     set(operation, CUBLASLT_MATMUL_DESC_TRANSB, p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, p);
-    if (k.also == beside::bias) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, p);
-    if (k.also == beside::row_sums)  // cuBLASLt's B is our a
+    if (k.also == vector_use::bias) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, p);
+    if (k.also == vector_use::row_sums)  // cuBLASLt's B is our a
       set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BGRADB, p);
     e.a = make_layout(type_of(k.in), p.trans_a ? p.k : p.m, p.trans_a ? p.m : p.k, p.lda, p);
     e.b = make_layout(type_of(k.in), p.trans_b ? p.n : p.k, p.trans_b ? p.k : p.n, p.ldb, p);
@@ -335,7 +335,7 @@ class cublaslt_gemm {
   /// 512 with as many terms. It uses the first one that also computes narrow, short and long products.
   void pin(entry& e, const key& k) {
     const gemm_problem& p = k.problem;
-    e.exists = k.also != beside::row_sums;
+    e.exists = k.also != vector_use::row_sums;
     if (!e.exists) return;
     const auto refuse = [&](const char* why) {
       fail({p.text(), ": cuda::options::deterministic has one algorithm for products of ", p.k, " terms, ", why});
@@ -438,7 +438,7 @@ class cublaslt_gemm {
                                        std::min(most, most_candidates), all.results.data(), &all.count);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && all.count == 0)) {
       all.count = 0;
-      if (k.also == beside::row_sums) return all;
+      if (k.also == vector_use::row_sums) return all;
       refuse_product(k);
     }
     detail::cublas_check(status, p, "choosing an algorithm");
@@ -453,7 +453,7 @@ class cublaslt_gemm {
       return all;
     }
     all.count = static_cast<int>(valid - all.results.begin());
-    if (all.count == 0 && k.also != beside::row_sums) refuse_product(k);
+    if (all.count == 0 && k.also != vector_use::row_sums) refuse_product(k);
     return all;
   }
   [[noreturn]] static void refuse_product(const key& k) {

@@ -101,7 +101,7 @@ class product_choices {
         out.machine_ = words.substr(first_words.size());
         continue;
       }
-      if (!out.take(words)) fail({where, ": line ", line, " is no product with its choice: '", words, "'"});
+      if (!out.take(words)) fail({where, ": line ", line, " is not a product with its choice: '", words, "'"});
     }
     if (out.machine_.empty()) fail({where, ": there is no first line, which begins with '", first_words, "'"});
     return out;

@@ -171,8 +171,8 @@ class atomic_folder {
     if (::rename(temporary_.c_str(), path_.c_str()) != 0) {  // a trial rename, before the files are written
       const int why = errno;
       std::filesystem::remove(temporary_, error);
-      fail({field_, ": the folder '", path_, "' cannot be replaced, as where something is mounted on it: ",
-            std::strerror(why), "; name a new folder in it"});
+      fail({field_, ": the folder '", path_, "' cannot be replaced (is something mounted on it?): ", std::strerror(why),
+            "; name a new folder in it"});
     }
     make_temporary();
   }

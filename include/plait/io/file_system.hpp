@@ -72,7 +72,7 @@ class open_file {
   /// Returns when all written bytes are on the disk, including those of started writes. After a failed sync every call
   /// throws, because data may be lost although a second sync succeeds.
   void sync() {
-    if (sync_failed_) fail({"cannot sync '", path_, "': a sync of it failed before, and what it held may be lost"});
+    if (sync_failed_) fail({"cannot sync '", path_, "': a sync of it failed before, and its data may be lost"});
     sync_failed_ = true;
     finish_writes();
     sync_once();

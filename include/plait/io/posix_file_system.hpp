@@ -318,7 +318,7 @@ class ring_file final : public posix_file {
   ring_file(const std::string& path, int flags, const char* operation, ring_maker make)
       : posix_file(path, flags, operation), make_(make) {}
   ~ring_file() override {
-    while (under_way_ > 0 && !broken_) {  // the system must not read memory after its owner has freed it
+    while (in_progress_ > 0 && !broken_) {  // the system must not read memory after its owner has freed it
       try {
         end_one();
       } catch (const error&) {
@@ -335,7 +335,7 @@ class ring_file final : public posix_file {
     if (part < bytes.size()) write(offset + part, bytes.subspan(part));
   }
   void finish_writes() override {
-    while (under_way_ > 0) end_one();
+    while (in_progress_ > 0) end_one();
     throw_failure();
   }
 
@@ -351,11 +351,11 @@ class ring_file final : public posix_file {
       ring_ = make_(most);
       slots_.resize(most);
     }
-    while (under_way_ == most) end_one();
+    while (in_progress_ == most) end_one();
     throw_failure();
     const auto free = std::find_if(slots_.begin(), slots_.end(), [](const slot& s) { return !s.in_use; });
     *free = {offset, bytes, true};
-    ++under_way_;
+    ++in_progress_;
     submit(static_cast<std::size_t>(free - slots_.begin()));
   }
   /// Bypasses the cache if the file system supports it.
@@ -370,7 +370,7 @@ class ring_file final : public posix_file {
   }
   void release(std::size_t tag) {
     slots_[tag] = {};
-    --under_way_;
+    --in_progress_;
   }
   /// Waits until one write ends. It starts an interrupted write again. The rest of a short write goes through the
   /// cache, because it may begin within a page. So does a write whose blocks the disk refuses.
@@ -380,7 +380,7 @@ class ring_file final : public posix_file {
       e = ring_->wait();
     } catch (...) {
       broken_ = true;
-      under_way_ = 0;
+      in_progress_ = 0;
       throw;
     }
     slot& s = slots_.at(e.tag);
@@ -389,7 +389,7 @@ class ring_file final : public posix_file {
     const bool again = e.result == -EINVAL, failed = e.result < 0 && !again;
     const auto done = again || failed ? 0 : static_cast<std::size_t>(e.result);
     const slot ended = std::exchange(s, {});
-    --under_way_;
+    --in_progress_;
     if (failed && error_ == 0) error_ = static_cast<int>(-e.result);
     if (!failed && error_ == 0 && done < ended.bytes.size()) write(ended.offset + done, ended.bytes.subspan(done));
   }
@@ -402,7 +402,7 @@ class ring_file final : public posix_file {
   ring_maker make_;
   std::unique_ptr<write_ring> ring_;
   std::vector<slot> slots_;
-  std::size_t under_way_ = 0;
+  std::size_t in_progress_ = 0;
   int error_ = 0;
   bool broken_ = false;
 };

@@ -260,7 +260,7 @@ PLAIT_INLINE attention_shape attention_shape::checked() const {
   settle_tokens("lse_stride", s.lse_stride, "q_len", q_len);
   require_legal(mask, "attention");
   if (!(score.cap >= 0 && std::isfinite(score.cap)))
-    fail({"attention: score.cap = ", score.cap, ", must be at least 0, which is none"});
+    fail({"attention: score.cap = ", score.cap, ", must be at least 0; 0 is no cap"});
   if (score.all_heads == 0) s.score.all_heads = heads;
   if (score.first_head < 0 || score.first_head + heads > s.score.all_heads)
     refuse("score.first_head", score.first_head, cat({"from 0 to ", s.score.all_heads - heads}));

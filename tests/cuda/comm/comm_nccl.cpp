@@ -392,8 +392,9 @@ TEST_CASE("nccl: started operations have priority over computing, and each split
     REQUIRE(cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess);
     REQUIRE(greatest < least);
     rank_comm along = comm.split(0, comm.rank()), back = along.split(0, comm.rank());  // as for messages of a pipeline
-    const cuda::stream streams[] = {comm.shared_state().beside(), along.shared_state().beside(),
-                                    back.shared_state().beside()};
+    const cuda::stream streams[] = {comm.shared_state().asynchronous_stream(),
+                                    along.shared_state().asynchronous_stream(),
+                                    back.shared_state().asynchronous_stream()};
     for (const cuda::stream& s : streams) {
       CHECK(priority(s) == greatest);
       CHECK_FALSE(s == device.main_stream());
@@ -405,8 +406,8 @@ TEST_CASE("nccl: started operations have priority over computing, and each split
     comm.barrier();
     // A program's communicator, attached on its own stream, also starts operations on a stream of high priority.
     rank_comm attached = nccl::attach(comm.get(), device.main_stream().handle(), careful);
-    CHECK(priority(attached.shared_state().beside()) == greatest);
-    CHECK_FALSE(attached.shared_state().beside() == device.main_stream());
+    CHECK(priority(attached.shared_state().asynchronous_stream()) == greatest);
+    CHECK_FALSE(attached.shared_state().asynchronous_stream() == device.main_stream());
     attached.barrier();
   }));
 }

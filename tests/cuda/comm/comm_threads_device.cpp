@@ -126,7 +126,7 @@ TEST_CASE("ranks on a GPU: mismatches, deadlocks and exceptions end all ranks") 
                       auto x = buffers(device);
                       if (c.rank() == 0) c.send(x.data(), 4, dtype::f32, 1);
                     }),
-            "deadlock: no rank can go on"));
+            "deadlock: no rank can continue"));
   CHECK(has(text_of(3,
                     [&](rank_comm& c, cuda& device) {
                       auto x = buffers(device);

@@ -77,7 +77,7 @@ TEST_CASE("nccl: memory of a dropped request's buffer is not reused before the o
             if (y.data() != before) fail("another block serves the buffer: the test shows nothing");
             fill(device, y.data(), 5);
             device.main_stream().synchronize();
-            one->shared_state().beside().synchronize();
+            one->shared_state().asynchronous_stream().synchronize();
             if (!holds(device, y.data(), 5)) fail("the collective has written to memory of another buffer");
           }
           comm.barrier();

@@ -286,7 +286,7 @@ TEST_CASE("a damaged text is refused, naming the line") {
   CHECK(refused("") == "file: there is no first line, which begins with 'plait products 1: '");
   CHECK(refused("plait products 2: x\n") == "file: line 1 must begin with 'plait products 1: '");
   CHECK(refused("plait products 1: x\nfloat 8 8 8: one\n") ==
-        "file: line 2 is no product with its choice: 'float 8 8 8: one'");
+        "file: line 2 is not a product with its choice: 'float 8 8 8: one'");
   CHECK(refused("plait products 1: x\nfloat 8 8 8: -1, 2.0 us (the first: 3.0 us)\n") != "");
   CHECK(refused("plait products 1: x\nfloat 8 8 8: 1, 2.0 us (the first: 3.0 us)\n") == "");
   CHECK(refused("plait products 1: x\nfloat 8 8 8: 1, 2.0 us (the fi") != "");
@@ -330,7 +330,7 @@ TEST_CASE("the choices, their text and a log name a product that could not be me
 
   for (const char* bad : {"no room for 0 bytes", "no room for bytes", "no room for 5", "no room for 5 bytesx", "late"})
     CHECK_THROWS_WITH_AS(product_choices::parse(std::string(machine) + "p: not measured, " + bad + "\n", "file"),
-                         doctest::Contains("file: line 2 is no product with its choice"), error);
+                         doctest::Contains("file: line 2 is not a product with its choice"), error);
 }
 
 TEST_CASE("deterministic products are neither measured nor chosen") {

@@ -195,7 +195,7 @@ TEST_CASE("missing, unexpected and misshapen tensors are listed together, on all
     CHECK_ERROR(load_tensors(ctx, ranks, "steps/step-00000001/COMMIT", {.tensors = other.held()}, files),
                 "is a file; legal are a saved step and a folder of them");
     CHECK_ERROR(load_tensors(ctx, ranks, "steps/step-00000001/data", {.tensors = other.held()}, files),
-                "'steps/step-00000001/data' is no saved step, and no folder that has one");
+                "'steps/step-00000001/data' is neither a saved step nor a folder that has one");
   });
 }
 

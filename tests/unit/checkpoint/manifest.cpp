@@ -201,8 +201,8 @@ TEST_CASE("numbers of boxes and files are checked without overflow") {
          "no holes or overlaps");
   refuse(edit([](manifest& m) { m.tensors[0].boxes[1].stored.position -= 4; }), "'w' begins at byte",
          "no holes or overlaps");
-  refuse(edit([](manifest& m) { m.files[0].bytes += 1; }), "has ", "what is in it ends at");
-  refuse(edit([](manifest& m) { m.files[0].header_bytes = 4095; }), "what is before it ends at 4095");
+  refuse(edit([](manifest& m) { m.files[0].bytes += 1; }), "has ", "its last range ends at");
+  refuse(edit([](manifest& m) { m.files[0].header_bytes = 4095; }), "the range before it ends at 4095");
   refuse(edit([](manifest& m) { m.files.push_back({"data/b", 5, 6, 0}); }), "'data/b' of 5 bytes has a header of 6");
   refuse(edit([](manifest& m) { m.files.push_back(m.files[0]); }), "listed twice");
   refuse(edit([](manifest& m) { m.tensors[1].name = "w"; }), "tensor 'w' appears twice");
@@ -214,7 +214,7 @@ TEST_CASE("numbers of boxes and files are checked without overflow") {
   refuse(edit([](manifest& m) { m.layout = "\xff"; }), "layout is not UTF-8");
   for (const char* path : {"", "x", "/etc/passwd", "data/", "data//x", "data/../x", "data/x/..", "data/./x",
                            "../data/x", "data/a\\b", "data/a\nb", "manifest.json"}) {
-    refuse(edit([&](manifest& m) { m.files[0].path = path; }), "is none in the step's directory");
+    refuse(edit([&](manifest& m) { m.files[0].path = path; }), "is not in the step's directory");
   }
   // Five dimensions that are split, with the largest extents whose product fits in 63 bits.
   const std::int64_t most = 1 << 12;

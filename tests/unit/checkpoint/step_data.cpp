@@ -185,7 +185,7 @@ TEST_CASE("a caller that stops waits only for reads that have started") {
     read_ahead<blocks> ahead(source, 2, 100);
     source.file->let(5);
     source.file->await_begun(7);
-    ahead.give_up();
+    ahead.cancel();
     source.file->let(2);
   }
   CHECK(source.file->begun() == 7);

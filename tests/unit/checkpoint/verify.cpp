@@ -132,7 +132,7 @@ TEST_CASE("a stream accepts exactly the declared bytes, in pieces of any length"
     for (std::size_t at = 0; at < text.size(); at += piece)
       stream.append(data.subspan(at, std::min(piece, text.size() - at)));
     stream.append({});
-    CHECK_ERROR(stream.append(data.first(1)), "'f': 1 bytes are too many; 0 are left");
+    CHECK_ERROR(stream.append(data.first(1)), "'f': 1 bytes are too many; 0 declared bytes are left");
     stream.finish();
     CHECK(stream.crc32c_of_tensors() ==
           std::vector<std::uint32_t>{0, plait::crc32c(data.first(5)), 0, plait::crc32c(data.subspan(5)), 0});
@@ -146,7 +146,7 @@ TEST_CASE("a stream accepts exactly the declared bytes, in pieces of any length"
   plait::safetensors_stream stream(files, "f", plan());
   CHECK_ERROR(plait::safetensors_stream(files, "f", plan()), "cannot create 'f': File exists");
   stream.append(data.first(4));
-  CHECK_ERROR(stream.finish(), "'f': 7 bytes of what was declared are missing");
+  CHECK_ERROR(stream.finish(), "'f': 7 declared bytes are missing");
 }
 
 TEST_CASE("declarations that do not fit in a file") {

@@ -161,7 +161,7 @@ TEST_CASE("deadlock: a rank has returned") {
     if (c.rank() == 1) return;
     add_up(c);
   });
-  CHECK(text.find("deadlock: no rank can go on") == 0);
+  CHECK(text.find("deadlock: no rank can continue") == 0);
   CHECK(has(text, "rank 0 waits in all_reduce(4 float, sum) #0 on 'world': missing ranks 1"));
   CHECK(has(text, "rank 1 has returned"));
 }

@@ -336,7 +336,7 @@ TEST_CASE("a layer that adds to gradients in its own order is refused by its par
 
 TEST_CASE("a layer that starts to use a weight under data parallelism is refused, as its sums would be missed") {
   CHECK(is_refused(two{2, 1},
-                   "parameter layer.weight: a layer begins to use it after data parallelism has laid it beside others",
+                   "parameter layer.weight: a layer begins to use it after data parallelism has put it into a bucket",
                    [](const auto& ctx) {
                      using head = linear<float, policy<rows_split, column, wide>>;
                      head layer(ctx, "layer");

@@ -148,11 +148,10 @@ TEST_CASE("leaves that the ranks cannot divide are refused, with the field and v
                        error);
   CHECK_THROWS_WITH_AS(make(three{1, 1, 2}, {4, 4, 4}, layout_v<spec<batch, seq, shard<hidden, tp>>>),
                        doctest::Contains(no_order), error);
-  CHECK_THROWS_WITH_AS(
-      make(three{1, 1, 1}, {4, 4, 4}, layout_v<spec<hidden>>).of_microbatch(0, 2),
-      doctest::Contains("layer: deterministic sums over 2 microbatches of a step have an order for rows "
-                        "of batch alone, and these are of <hidden>; use one microbatch"),
-      error);
+  CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 4, 4}, layout_v<spec<hidden>>).of_microbatch(0, 2),
+                       doctest::Contains("layer: deterministic sums over 2 microbatches of a step support only rows "
+                                         "of batch, and these are rows of <hidden>; use one microbatch"),
+                       error);
   CHECK_THROWS_WITH_AS(make(three{1, 1, 1}, {4, 16, 4}, layout_v<text>).of_microbatch(0, 1),
                        doctest::Contains("deterministic_leaves::samples = 16 leaves of 8 samples in a step are uneven"),
                        error);

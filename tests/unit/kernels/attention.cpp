@@ -428,7 +428,7 @@ TEST_CASE("impossible shapes are refused by name") {
   CHECK_THROWS_WITH_AS(s.checked(), "attention: mask.after = -1, must be from 0 to 2^62, which is all", plait::error);
   s.mask = {};
   s.score.cap = -1;
-  CHECK_THROWS_WITH_AS(s.checked(), "attention: score.cap = -1, must be at least 0, which is none", plait::error);
+  CHECK_THROWS_WITH_AS(s.checked(), "attention: score.cap = -1, must be at least 0; 0 is no cap", plait::error);
   s.score = {.all_heads = 4, .first_head = 3};
   CHECK_THROWS_WITH_AS(s.checked(), "attention: score.first_head = 3, must be from 0 to 2", plait::error);
   s.score = {};

@@ -398,12 +398,12 @@ class rendezvous_server {
   [[noreturn]] void refuse(const std::string& why) {
     refusal_ = answer_of(false, why);
     until_ = comm_clock() + std::min(refusal_grace, seconds_);
-    std::vector<bool> told(here_.size());
-    told[0] = true;
+    std::vector<bool> notified(here_.size());
+    notified[0] = true;
     for (;; look()) {
       for (std::size_t r = 1; r < here_.size(); ++r)
-        if (const tcp_socket s = std::move(here_[r])) told[r] = s.send_all(refusal_, comm_clock() + 1);
-      if (comm_clock() >= until_ || std::find(told.begin(), told.end(), false) == told.end()) fail(why);
+        if (const tcp_socket s = std::move(here_[r])) notified[r] = s.send_all(refusal_, comm_clock() + 1);
+      if (comm_clock() >= until_ || std::find(notified.begin(), notified.end(), false) == notified.end()) fail(why);
     }
   }
 
@@ -500,7 +500,7 @@ inline std::string ask(const launch_place& here, double deadline) {
       if (s.receive_all(head.data(), head.size(), answer_until)) {
         const std::uint32_t yes = word_at(head.data()), length = word_at(head.data() + 4);
         if (yes > 1 || length > longest_answer)
-          fail({"nccl: what listens on ", at, " is not rank 0 of this program; ", free_port_hint});
+          fail({"nccl: the process that listens on ", at, " is not rank 0 of this program; ", free_port_hint});
         std::string text(length, '\0');
         if (s.receive_all(text.data(), length, answer_until)) {
           if (yes == 0) fail(text);

@@ -73,7 +73,7 @@ struct waiting_operation {
 class roll_call {
  public:
   /// Collective over `all`.
-  roll_call(MPI_Comm all, int rank, int size) : rank_(rank), heard_(static_cast<std::size_t>(size)) {
+  roll_call(MPI_Comm all, int rank, int size) : rank_(rank), received_(static_cast<std::size_t>(size)) {
     check(MPI_Comm_dup(all, &comm_), "MPI_Comm_dup");
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     in_world_ = ranks_in(all, size, MPI_COMM_WORLD);
@@ -85,7 +85,7 @@ class roll_call {
     if (MPI_Finalized(&over) != MPI_SUCCESS || over) return;
     collect();
     for (message& m : sent_)  // unfinished sends must keep their memory, so it leaks
-      if (!finish(m)) static_cast<void>(new std::shared_ptr<const presence>(std::move(m.said)));
+      if (!finish(m)) static_cast<void>(new std::shared_ptr<const presence>(std::move(m.content)));
     MPI_Comm_free(&comm_);
   }
 
@@ -93,14 +93,14 @@ class roll_call {
   void announce(const std::string& waits_for, const std::vector<const call_count*>& calls) {
     collect();  // messages of finished waits
     std::erase_if(sent_, [](message& m) { return finish(m); });
-    const auto said = std::make_shared<presence>();
-    std::copy_n(waits_for.data(), std::min(waits_for.size(), said->waits_for.size() - 1), said->waits_for.data());
-    said->communicators = std::min(calls.size(), presence::most);
-    for (std::size_t i = 0; i < said->communicators; ++i) said->calls[i] = *calls[i];
-    for (int k = 0; k < static_cast<int>(heard_.size()); ++k) {
+    const auto content = std::make_shared<presence>();
+    std::copy_n(waits_for.data(), std::min(waits_for.size(), content->waits_for.size() - 1), content->waits_for.data());
+    content->communicators = std::min(calls.size(), presence::most);
+    for (std::size_t i = 0; i < content->communicators; ++i) content->calls[i] = *calls[i];
+    for (int k = 0; k < static_cast<int>(received_.size()); ++k) {
       if (k == rank_) continue;
-      message& m = sent_.emplace_back(message{said, MPI_REQUEST_NULL});
-      check(MPI_Isend(said.get(), sizeof *said, MPI_BYTE, k, 0, comm_, &m.request), "MPI_Isend");
+      message& m = sent_.emplace_back(message{content, MPI_REQUEST_NULL});
+      check(MPI_Isend(content.get(), sizeof *content, MPI_BYTE, k, 0, comm_, &m.request), "MPI_Isend");
     }
   }
 
@@ -119,12 +119,12 @@ class roll_call {
       const auto r = static_cast<std::size_t>(group[static_cast<std::size_t>(k)]);
       if (is_silent(r)) {
         silent.push_back(name_of(r));
-      } else if (o.peer >= 0 || heard_[r].called(o.own) <= o.own.collectives) {
+      } else if (o.peer >= 0 || received_[r].called(o.own) <= o.own.collectives) {
         if (++named <= 4)
-          append(behind, {"; rank ", name_of(r), " has not called it, and waits for ", heard_[r].waits_for.data()});
+          append(behind, {"; rank ", name_of(r), " has not called it, and waits for ", received_[r].waits_for.data()});
       }
     }
-    for (std::size_t r = 0; r < heard_.size(); ++r)
+    for (std::size_t r = 0; r < received_.size(); ++r)
       if (is_silent(r) && std::find(silent.begin(), silent.end(), name_of(r)) == silent.end())
         others.push_back(name_of(r));
     if (named > 4) append(behind, {"; and so do ", named - 4, " more"});
@@ -135,7 +135,7 @@ class roll_call {
 
  private:
   struct message {
-    std::shared_ptr<const presence> said;
+    std::shared_ptr<const presence> content;
     MPI_Request request;
   };
 
@@ -149,7 +149,7 @@ class roll_call {
                               : " are silent: they wait for nothing, so that they are") +
            " lost, stopped or still at work";
   }
-  bool is_silent(std::size_t r) const { return static_cast<int>(r) != rank_ && heard_[r].waits_for[0] == '\0'; }
+  bool is_silent(std::size_t r) const { return static_cast<int>(r) != rank_ && received_[r].waits_for[0] == '\0'; }
   /// Returns the rank of the process in MPI_COMM_WORLD, or `r` if it is not in it.
   std::size_t name_of(std::size_t r) const {
     return in_world_[r] == MPI_UNDEFINED ? r : static_cast<std::size_t>(in_world_[r]);
@@ -159,16 +159,17 @@ class roll_call {
     for (int there = 1; there != 0;) {
       MPI_Status status;
       if (MPI_Iprobe(MPI_ANY_SOURCE, 0, comm_, &there, &status) != MPI_SUCCESS || there == 0) return;
-      presence said;
-      if (MPI_Recv(&said, sizeof said, MPI_BYTE, status.MPI_SOURCE, 0, comm_, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
-      heard_[static_cast<std::size_t>(status.MPI_SOURCE)] = said;
+      presence content;
+      if (MPI_Recv(&content, sizeof content, MPI_BYTE, status.MPI_SOURCE, 0, comm_, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        return;
+      received_[static_cast<std::size_t>(status.MPI_SOURCE)] = content;
     }
   }
 
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_;
   std::vector<int> in_world_;
-  std::vector<presence> heard_;
+  std::vector<presence> received_;
   std::vector<message> sent_;
 };
 
@@ -203,7 +204,7 @@ struct state {
   std::vector<char> slow;       ///< for each rank, whether its link is slow
   std::shared_ptr<operations> ops;
   std::shared_ptr<flight_recorder> flight;
-  std::shared_ptr<family> kin;
+  std::shared_ptr<family> relatives;
   std::shared_ptr<watchdog> dog;
   std::shared_ptr<mover> moves;
 
@@ -223,7 +224,7 @@ struct state {
     marked = true;
   }
   ~state() {
-    if (kin) std::erase(kin->calls, &called);
+    if (relatives) std::erase(relatives->calls, &called);
     int over = 0;
     if (MPI_Finalized(&over) != MPI_SUCCESS || over) return;
     if (owned) MPI_Comm_free(&comm);
@@ -284,14 +285,14 @@ struct pending {
 
   std::string text() const { return plait::detail::operation_text(name, sequence, home->label); }
   /// Tells all other ranks that this rank waits.
-  void announce() const { home->kin->roll.announce(text(), home->kin->calls); }
+  void announce() const { home->relatives->roll.announce(text(), home->relatives->calls); }
   /// Returns the error text of an operation past its deadline. It names the missing ranks if MPI may be called
   /// (`callable`).
   std::string late(bool callable) const {
     call_count own = home->called;
     own.collectives = before;
     const std::string who =
-        callable ? home->kin->roll.missing({home->comm, home->rank, home->size, peer, own})
+        callable ? home->relatives->roll.missing({home->comm, home->rank, home->size, peer, own})
                  : cat({plait::detail::someone_is_missing, ", which MPI without MPI_THREAD_MULTIPLE cannot say"});
     return cat({plait::detail::late_text(text(), bytes_text(bytes), home->deadline, who),
                 "; last operations: ", home->flight->text(16)});
@@ -340,7 +341,7 @@ class mover {
 
   void add(operation& o) {
     const std::lock_guard lock(mutex_);
-    flying_.push_back(&o);
+    in_flight_.push_back(&o);
     if (!allowed_) return;
     if (!thread_.joinable()) thread_ = std::thread([this] { move(); });
     changed_.notify_all();
@@ -349,7 +350,7 @@ class mover {
   void remove(operation& o) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return now_ != &o; });
-    std::erase(flying_, &o);
+    std::erase(in_flight_, &o);
   }
   /// Advances all operations in flight except `o`, if there is no thread: another rank may wait for one of them.
   void move_others(operation& o);
@@ -359,7 +360,7 @@ class mover {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<operation*> flying_;
+  std::vector<operation*> in_flight_;
   operation* now_ = nullptr;  ///< the operation that the thread is advancing
   bool over_ = false;
   const bool allowed_ = allows_threads();
@@ -448,8 +449,8 @@ class operation {
 };
 
 inline void mover::move_others(operation& o) {
-  if (allowed_ || flying_.empty()) return;  // only the rank's thread uses the list
-  for (operation* const other : flying_)
+  if (allowed_ || in_flight_.empty()) return;  // only the rank's thread uses the list
+  for (operation* const other : in_flight_)
     if (other != &o) static_cast<void>(other->advance());
 }
 
@@ -460,19 +461,19 @@ inline void mover::move() {
   microseconds pause = shortest;
   std::unique_lock lock(mutex_);
   while (!over_) {
-    if (flying_.empty()) {
+    if (in_flight_.empty()) {
       pause = shortest;
       changed_.wait(lock);
       continue;
     }
     pause = std::min(2 * pause, longest);
-    for (std::size_t i = 0; i < flying_.size();) {  // the list may change meanwhile; none is skipped for long
-      now_ = flying_[i];
+    for (std::size_t i = 0; i < in_flight_.size();) {  // the list may change meanwhile; none is skipped for long
+      now_ = in_flight_[i];
       lock.unlock();
       const bool over = now_->advance();
       lock.lock();
       if (over) {
-        std::erase(flying_, now_);
+        std::erase(in_flight_, now_);
         pause = shortest;
       }
       i += !over;

@@ -293,7 +293,7 @@ class session {
 
   /// Adds the communicators that this rank owns to the list of those to abort; they are unusable from now on. A call
   /// that is being issued has until `until` to return.
-  void give_up(std::vector<doomed_communicator>& doomed, double until) {
+  void add_doomed(std::vector<doomed_communicator>& doomed, double until) {
     std::unique_lock calls(issue_, std::defer_lock);
     while (!calls.try_lock() && comm_clock() < until) std::this_thread::sleep_for(std::chrono::milliseconds(2));
     const std::lock_guard lock(mutex_);
@@ -350,7 +350,7 @@ inline bool team::fail_locked(const std::string& why, int leaving) {
   if (!failure_.fail(why, leaving)) return false;
   const double until = comm_clock() + 0.2;
   for (session* s : sessions_) {
-    s->give_up(doomed_, until);
+    s->add_doomed(doomed_, until);
     grace_ = std::max(grace_, s->settings.grace);
   }
   aborting_ = !doomed_.empty();
@@ -450,15 +450,15 @@ struct state {
   void issue_late(operation& op, const char* call, std::shared_ptr<void> place, const F& f) {
     places_.push_back(std::move(place));
     issue(op, call, [&] {
-      const ncclResult_t said = f();
-      return said == ncclSuccess ? ncclInProgress : said;
+      const ncclResult_t result = f();
+      return result == ncclSuccess ? ncclInProgress : result;
     });
     places_.pop_back();
   }
 
   /// The stream for this communicator's asynchronous operations. The first communicator uses the rank's side stream,
   /// and each split one has its own. A late message then delays no other communicator.
-  cuda::stream beside() {
+  cuda::stream asynchronous_stream() {
     if (!is_split) return home->side;
     if (own_side_ == nullptr) own_side_ = plait::detail::make_urgent_stream();
     return cuda::stream(own_side_.get());

@@ -49,7 +49,7 @@ class cudnn_attention final : public attention_library {
     if (cudnnGetVersion() < 90000) {
       fail({"cudnn_attention: cuDNN is ", cudnnGetVersion(), ", must be at least 90000 (version 9)"});
     }
-    check(cudnnCreate(&handle_), "making a handle; are its libraries beside libcudnn and is there a GPU?");
+    check(cudnnCreate(&handle_), "making a handle; are its libraries in libcudnn's folder, and is there a GPU?");
   }
   cudnn_attention(const cudnn_attention&) = delete;
   cudnn_attention& operator=(const cudnn_attention&) = delete;
