@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compares in-process ranks with Open MPI on this machine. Usage: all_reduce.sh THREADS_PROGRAM MPI_PROGRAM [ROUNDS]
-# The programs run in turn, so that a slow spell of the machine meets both; the best time of the rounds counts.
+# The programs run in turn, so that a slow time of the machine affects both. The best time of the rounds counts.
 threads=$1
 mpi=$2
 rounds=${3:-2}

@@ -8,8 +8,8 @@
 
 #include "plait/comm/metrics.hpp"
 
-// Times all-reduces of float sums in place. A program is called with a size in bytes, repeats a few rounds, and rank 0
-// prints the best round's microseconds per operation (other work on the machine can only add time).
+// Times all-reduces of float sums in place. A program gets a size in bytes, repeats a few rounds, and rank 0 prints the
+// best round's microseconds per operation. Other work on the machine can only add time.
 namespace bench {
 
 template <class AllReduce, class Barrier>

@@ -1,4 +1,4 @@
-// mpirun -n RANKS all_reduce_mpi BYTES [plait]: MPI_Allreduce itself, or plait::mpi with its deadline
+// mpirun -n RANKS all_reduce_mpi BYTES [plait]: times MPI_Allreduce, or plait::mpi with its deadline
 #include <string>
 
 #include "all_reduce_common.hpp"

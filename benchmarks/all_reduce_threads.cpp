@@ -1,4 +1,4 @@
-// all_reduce_threads RANKS BYTES
+// all_reduce_threads RANKS BYTES: times all-reduces of in-process ranks
 #include "all_reduce_common.hpp"
 #include "plait/comm/threads.hpp"
 

@@ -10,8 +10,8 @@
 #include "plait/checkpoint/manifest.hpp"
 #include "plait/io/crc32c.hpp"
 
-/// What the format of checkpoints costs one thread: checksums beside `copy`, the memory's own rate, and manifests of
-/// `boxes` boxes, 16 to a tensor.
+/// Measures the costs of the checkpoint format on one thread: checksums, compared with `copy`, the memory's rate, and
+/// manifests of `boxes` boxes, 16 for each tensor.
 namespace {
 
 std::vector<std::byte> bytes_of(const benchmark::State& state) {
@@ -50,7 +50,8 @@ BENCHMARK(copy)->Apply(sizes);
 BENCHMARK(crc32c)->Apply(sizes);
 BENCHMARK(crc32c_by_tables)->Apply(sizes);
 
-/// Matrices of 4096 x 4096 floats, each in a grid of 4 x 4 boxes, in one file for every 1024 boxes.
+/// Returns a manifest of matrices of 4096 x 4096 floats, each in a grid of 4 x 4 boxes, with a file for every 1024
+/// boxes.
 plait::manifest grid(std::int64_t boxes) {
   plait::manifest m;
   m.layout = "grid";
@@ -91,7 +92,7 @@ BENCHMARK(manifest_check)->Arg(2'000'000)->Unit(benchmark::kMillisecond);
 BENCHMARK(manifest_write)->Arg(2'000'000)->Unit(benchmark::kMillisecond);
 BENCHMARK(manifest_read)->Arg(2'000'000)->Unit(benchmark::kMillisecond);
 
-/// One tensor in a square grid of n boxes, all of them in one manifest, and an index of them.
+/// Returns the boxes of one tensor that is cut into a square grid.
 std::vector<plait::box> tiles(std::int64_t side) {
   std::vector<plait::box> out;
   plait::box b;

@@ -18,9 +18,9 @@
 #include "plait/schedule/parse.hpp"
 #include "timing.hpp"
 
-/// What the plan of a save costs one processor, at the size of Llama 3 405B with AdamW on 16,384 ranks (dp 128, pp 16,
-/// tp 8; Dubey et al. 2024, table 4, without cp): a rank's own plan, from layouts alone, and what rank 0 does with the
-/// notes of all writers. No memory is allocated for the model, and nothing is written.
+/// Measures the cost of planning a save on one processor, for Llama 3 405B with AdamW on 16,384 ranks (dp 128, pp 16,
+/// tp 8; Dubey et al. 2024, table 4, without cp). It times one rank's plan, which needs only layouts, and the work of
+/// rank 0 on the notes of all writers. No memory is allocated for the model, and nothing is written.
 namespace {
 
 using namespace plait;
@@ -46,7 +46,7 @@ struct plan_cost {
   std::size_t boxes = 0, bytes = 0;
 };
 
-/// Returns the fastest of some rounds on one rank, each from the model on.
+/// Returns the costs of the fastest of some rounds on one rank. Each round makes the model first.
 plan_cost rank_plan(std::int64_t rank, zero_level level, std::int64_t rounds) {
   using strategy_type = megatron_sp;
   using stage_type = llama<bf16, strategy_type, counting_device>;
@@ -82,7 +82,7 @@ plan_cost rank_plan(std::int64_t rank, zero_level level, std::int64_t rounds) {
   return cost;
 }
 
-/// Returns the note of one of so many writers: of 123 matrices, 41 and their two moments, a row each.
+/// Returns the note of one writer: 123 matrices, which are 41 weights and their two moments, with a row each.
 written_share note_of(std::int64_t writer, std::int64_t writers) {
   written_share share{{data_file_name(static_cast<std::uint32_t>(writer)), 4096, 4096, 1}, {}};
   for (int t = 0; t < 123; ++t) {

@@ -20,10 +20,10 @@
 #include "plait/io/posix_file_system.hpp"
 #include "timing.hpp"
 
-/// Saving and loading of a training state by four in-process ranks, beside what the memory and the disk allow: in each
-/// round the same bytes are copied, written in the same blocks with the same sync, and read, without plait; and read,
-/// summed up and copied, which on a machine whose disk takes time of the same processors is slower. Files are dropped
-/// from the page cache before they are read. State: matrices that tp shares out, and dp has twice.
+/// Measures saving and loading of a training state by four in-process ranks, and the limits of memory and disk. In each
+/// round the same bytes are also handled without plait: copied, written in the same blocks with the same sync, and
+/// read. They are also read, summed up and copied, which is slower if the disk uses time of the same processors. Files
+/// are dropped from the page cache before they are read. The state is matrices that tp shards, and dp has twice.
 namespace {
 
 using namespace plait;
@@ -64,7 +64,7 @@ struct matrices_of {
   std::vector<std::vector<float>> parts;
 };
 
-/// Calls body(context, all ranks) on dp x tp ranks.
+/// Calls body(context, communicator of all ranks) on dp x tp ranks.
 template <class Body>
 void on_ranks(int dp_ranks, int tp_ranks, const Body& body) {
   mesh_shape shape;
@@ -78,10 +78,10 @@ void on_ranks(int dp_ranks, int tp_ranks, const Body& body) {
   });
 }
 
-/// Waits until the disk is at rest, and drops the files from the cache.
+/// Waits until the disk is idle, and drops the files from the cache.
 void forget(const std::string& directory) {
   ::sync();
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // what was removed is given back behind the scenes
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // removed files are freed in the background
   for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
     if (!entry.is_regular_file()) continue;
     const int file = ::open(entry.path().c_str(), O_RDONLY);
@@ -90,7 +90,7 @@ void forget(const std::string& directory) {
   }
 }
 
-/// What a load on another layout cannot do without, without plait: two threads of a rank read its file in the loader's
+/// Does the least work of a load on another layout, without plait: two threads of a rank read its file in the loader's
 /// blocks, sum them up and copy them to `put`.
 void read_by_hand(file_system& files, const std::string& name, std::span<std::byte> put) {
   constexpr std::size_t at_once = std::size_t{4} << 20;
@@ -170,7 +170,7 @@ int main(int argc, char** argv) {
 
       checkpoint_saver saver(ctx.device, ranks, {.directory = directory + "/steps", .keep = {.last = 2}}, files);
       const auto number = static_cast<std::uint64_t>(2 * round + 1);
-      saver.save(ctx, number, {.tensors = mine.held()});  // makes the arenas
+      saver.save(ctx, number, {.tensors = mine.held()});  // allocates the saver's memory
       saver.wait(ctx.device);
       if (ranks.rank() == 0) forget(directory);
       longest(0);
@@ -217,7 +217,7 @@ int main(int argc, char** argv) {
     });
     on_ranks(1, 4, [&](const context<cpu>& ctx, any_communicator& ranks) {
       matrices_of mine(ctx, matrices);
-      all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::max);  // all of them have their memory
+      all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::max);  // waits until all ranks have allocated memory
       double s = bench::seconds(
           [&] { load_tensors(ctx, ranks, directory + "/steps", {.tensors = mine.held(), .in_place = true}); });
       s = all_reduce_scalar(ctx.device, ranks, s, reduce_op::max);

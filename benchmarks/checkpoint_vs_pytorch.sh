@@ -1,13 +1,12 @@
 #!/bin/sh
-# Saving and loading beside PyTorch's distributed checkpoint: the same state, ranks and disk, in turns.
+# Compares saving and loading with PyTorch's distributed checkpoint: the same state, ranks and disk, in turn.
 #
 #   checkpoint_vs_pytorch.sh BENCH_CHECKPOINT_SAVE MEGABYTES ROUNDS [PYTHON [ROWS [TURNS]]]
 #
-# In each turn, of which there is one unless TURNS says otherwise, plait and then PyTorch does ROUNDS rounds, of which the
-# medians count. A ratio is of one turn; each line has the median of the turns, the least and the most. Without PYTHON,
-# which must have torch, plait alone is measured. The state is matrices of ROWS x 4096 floats, by default 1024. Ends with 1
-# where a target is missed; the limit is the ratio that the copy alone, the disk's writing alone, or a read with a checksum
-# and a copy, by hand, would have.
+# In each turn, plait and then PyTorch does ROUNDS rounds; the medians count. TURNS is 1 by default. A ratio is of one
+# turn. Each line has the median, the least and the largest of the turns. PYTHON must have torch; without it only plait
+# is measured. The state is matrices of ROWS x 4096 floats; ROWS is 1024 by default. Ends with 1 if a target is missed.
+# The limit is the ratio of only the copy, only the disk's writing, or a read with a checksum and a copy by hand.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 bench=$1 megabytes=$2 rounds=$3 python=${4:-} rows=${5:-1024} turns=${6:-1}

@@ -1,9 +1,9 @@
 #!/bin/sh
-# What plait costs a compiler. Usage: compile_time.sh [FLAGS...]; CXX chooses the compiler (g++), FLAGS replace
-# -O3 -march=native -DNDEBUG, TRAINER is a pattern for the trainer's files to compile (*; none where it is empty). No
-# cache is used. Seconds are of the processor, the best of a few runs; memory is the peak of one process. Files that need
-# CUDA's headers are left out. A second table has the stripped size of three programs, and the libraries that they load.
-# The exit code is 1 where a limit is missed, 2 where something does not compile.
+# Measures compilation of plait. Usage: compile_time.sh [FLAGS...]. CXX chooses the compiler (g++), and FLAGS replace
+# -O3 -march=native -DNDEBUG. TRAINER is a pattern for the trainer's files to compile (*; empty: none). No cache is
+# used. Seconds are processor seconds, the best of a few runs; memory is the peak of one process. Files that need CUDA's
+# headers are left out. A second table has the stripped size of three programs, and the libraries that they load. The
+# exit code is 1 if a limit is missed, and 2 if something does not compile.
 cd "$(dirname "$0")/.." && exec python3 - "$@" <<'PYTHON'
 import os, pathlib, re, shlex, subprocess, sys, tempfile
 
@@ -51,7 +51,7 @@ def linked_size(name: str, sources: list[str], extra: list[str], libraries: list
     print(f"{name:<44} {pathlib.Path(program).stat().st_size / 1024:9.0f} kB   {shown}", flush=True)
 
 
-# A program's own communicator and kernel, typed: what a code base takes that has everything else itself.
+# A program's own communicator and kernel with types, as a code base uses plait that has everything else itself.
 TYPED = """
 #include "plait/comm/typed.hpp"
 #include "plait/layout/apply.hpp"

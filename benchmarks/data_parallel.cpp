@@ -1,10 +1,10 @@
 // bench_data_parallel [--rounds N] [--block-ms T] [--layers L]
 //
-// What a step of data parallelism hides of a slow link. First the simulation of LLaMA-13B on 512 GPUs, by the very
-// programs that run; then training steps of a model whose blocks sleep in place of computing, on ranks of this process
-// whose collectives take as long as a link would, by its size such that gradients take half of the backward pass.
-// Exits with 1 where less than 95 % of what the program allows is hidden, or 16 ranks reach less than 0.97 of what 2
-// reach.
+// Measures how much of a slow link's time a data-parallel step hides. First it simulates LLaMA-13B on 512 GPUs with the
+// step schedules that run. Then it runs training steps of a model whose blocks sleep in place of computing, on
+// in-process ranks whose collectives take the time of a link. The bandwidth is such that gradients take half of the
+// backward pass. Exits with 1 if less than 95 % of the time that the schedule can hide is hidden, or if 16 ranks reach
+// less than 0.97 of the rate of 2.
 #include <algorithm>
 #include <cstdio>
 #include <optional>
@@ -22,7 +22,7 @@ namespace {
 using namespace plait;
 using shape = testing::sleeping_shape;
 
-/// Seconds of a step, the median of `rounds`; without a link where the bandwidth is 0.
+/// Returns the seconds of a step, the median of `rounds`. A bandwidth of 0 means no link.
 double step_time(const shape& s, const data_parallel& policy, std::int64_t rounds) {
   std::vector<double> times;
   threads::run(s.ranks, [&](threads::communicator c) {
@@ -70,8 +70,8 @@ const std::vector<named> policies = {
     {"zero3, 3 uses ahead", {.level = zero_level::parameters, .prefetch = 3}},
 };
 
-/// LLaMA-13B, 4 sequences of 2048 tokens on each of 512 GPUs at 180 TFLOP/s, one a microbatch; bf16 gradients and
-/// parameters over the 50 GB/s that half of 4 x 200 Gbit/s leaves a node of 8 GPUs.
+/// Simulates LLaMA-13B with 4 microbatches of one sequence of 2048 tokens on each of 512 GPUs, at 180 TFLOP/s. bf16
+/// gradients and parameters are sent at 50 GB/s: half of the 4 x 200 Gbit/s of a node of 8 GPUs.
 void print_512() {
   const double parameters = 13.0e9, tokens = 4 * 2048;
   shape s{512, 40, 0, static_cast<std::int64_t>(parameters / 40), 50e9, 4};
@@ -109,7 +109,7 @@ int main(int argc, char** argv) try {
       const double bytes = 4.0 * static_cast<double>(s.elements) * s.layers * (ranks - 1) / ranks *
                            (p.policy.level == zero_level::replicated ? 2 : 1);
       s.bandwidth = bytes / (backward / 2);
-      // What the ranks lose to each other without a link, they lose with it.
+      // Time that ranks lose to each other without a link, they also lose with it.
       const double lost = bare - 3 * s.block * s.layers;
       const double best = testing::simulate_sleeping(s, p.policy, 4, 4).period + lost,
                    step = step_time(s, p.policy, rounds);

@@ -1,7 +1,7 @@
-// The price of the same bits on every layout: a training step with deterministic sums against the usual one, on one
-// rank and on 2 x 2 x 2, in turn, and what a step sends beside what a dry run of it predicts: bytes on the wire in a
-// rank's ledger, in the mean over ranks. Processor time is what all ranks together take, which a busy machine disturbs
-// less.
+// Measures the cost of equal bits on every layout: a training step with deterministic sums against the usual one, in
+// turn, on one rank and on 2 x 2 x 2. It also compares the bytes that a step sends with a dry run: bytes on the wire in
+// a rank's ledger, as a mean over ranks. Processor time is that of all ranks together, which other work on the machine
+// disturbs less.
 //
 //   bench_deterministic [--rounds N] [--hidden N] [--layers N] [--seq N] [--batch N] [--microbatches N]
 //                       [--features N] [--samples N] [--sequence N]
@@ -27,7 +27,7 @@ using bench::case_of_run;
 using bench::sizes_of_run;
 using bench::strategy_type;
 
-/// One rank's model and step, which are made once and run alternately with others.
+/// One rank's model and step. They are made once, and run in turn with others.
 class trainee {
  public:
   trainee(const case_of_run& l, const sizes_of_run& s, const deterministic_leaves& leaves, threads::communicator comm)
@@ -40,8 +40,8 @@ class trainee {
   }
 
   struct measured {
-    double seconds, processor_seconds;  ///< the latter of all ranks
-    std::uint64_t bytes;                ///< on the wire, of the ledgers of all ranks
+    double seconds, processor_seconds;  ///< processor seconds are of all ranks together
+    std::uint64_t bytes;                ///< on the wire, in the ledgers of all ranks
   };
   measured step(std::int64_t i) {
     const auto& ctx = stages_.ctx;

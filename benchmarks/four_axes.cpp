@@ -1,6 +1,6 @@
-// A training step on a mesh of four axes against the same step on one rank, per core: what layouts, pipelines and their
-// communication cost. Ranks are threads and outnumber the cores, so a bubble of one rank is another rank's time. Beside
-// them the products alone, by raw calls, of a rank's shapes: smaller ones are slower, whoever makes them.
+// Measures the cost of layouts, pipelines and their communication: a training step on a mesh of four axes against the
+// same step on one rank, per core. Ranks are threads and more than the cores, so other ranks use the time of a bubble.
+// It also times raw products in the shapes of one rank, because smaller products are slower in any program.
 //
 //   bench_four_axes [--rounds N] [--hidden N] [--layers N] [--seq N] [--microbatches N]
 #include <fmt/format.h>
@@ -83,8 +83,8 @@ speed measure(const layout_of_ranks& l, const llama_config& c, std::int64_t seq_
   return best;
 }
 
-/// FLOPs per processor second of the products of all linears, forward and backward, of a rank with 1/cp of the rows and
-/// 1/tp of the heads, of ffn and of the vocabulary.
+/// Returns the FLOPs per processor second of the products of all linears, forward and backward, on a rank with 1/cp of
+/// the rows and 1/tp of the heads, of ffn and of the vocabulary.
 double rate_of_products(const llama_config& c, std::int64_t rows, std::int64_t cp_ranks, std::int64_t tp_ranks) {
   struct shape {
     std::int64_t out, in;

@@ -11,9 +11,9 @@
 
 #include "plait/kernels/kernels.hpp"
 
-/// Rates of the cpu device and its kernels on one thread. `FLOP` counts are of the arithmetic that the result needs
-/// (causal attention: half of the square), `bytes` those read and written once; compare with `copy`, the memory's own
-/// rate.
+/// Measures the rates of the cpu device and its kernels on one thread. `FLOP` counts the arithmetic that the result
+/// needs (causal attention: half of the square). `bytes` counts each byte once that is read or written; compare with
+/// `copy`, the memory's rate.
 namespace {
 
 using plait::cpu;
@@ -24,7 +24,7 @@ std::vector<float> values(int64_t n) {
   std::mt19937 generator(1);
   std::normal_distribution<float> normal;
   std::vector<float> x(static_cast<std::size_t>(n));
-  const std::size_t drawn = std::min<std::size_t>(x.size(), 1 << 14);  // and used again: to draw all is slow
+  const std::size_t drawn = std::min<std::size_t>(x.size(), 1 << 14);  // numbers are repeated: drawing all is slow
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = i < drawn ? normal(generator) : x[i - drawn];
   return x;
 }

@@ -1,13 +1,13 @@
-"""Tokens per second of plait's trainer and of PyTorch on the same model, in turn, on this machine's processor.
+"""Compares tokens per second of plait's trainer and of PyTorch on the same model, in turn, on this machine's processor.
 
     python3 benchmarks/llama_vs_pytorch.py --python /path/to/python/with/torch [--binary build/bin/train_llama]
 
-The presets bench-512, bench-128 and bench-experts (4 layers, vocabulary 4096), float, one thread per rank, the same sequences per
-data-parallel rank; the rate of each side is that of its fastest step over all rounds. Replicated parameters meet
-DistributedDataParallel, and --data-parallel zero3 meets FSDP2. Where tensor-parallel ranks could share out the vocabulary,
-PyTorch runs both ways and its better one counts. The data-parallel ranks of bench-experts (512 wide, 2 of 8 experts for each
-token) share out the experts at plait, and have them all in PyTorch. Needs nothing but the standard library itself; PyTorch's side is
-pytorch_llama.py.
+The models are the presets bench-512, bench-128 and bench-experts (4 layers, vocabulary 4096), in float, with one thread per
+rank and the same sequences per data-parallel rank. The rate of each side is that of its fastest step over all rounds.
+Replicated parameters are compared with DistributedDataParallel, and --data-parallel zero3 with FSDP2. If tensor-parallel
+ranks may shard the vocabulary, PyTorch runs with and without it, and the better result counts. In bench-experts (512 wide, 2
+of 8 experts for each token) plait shards experts over data-parallel ranks; in PyTorch each rank has them all. The script
+needs only the standard library. PyTorch's side is pytorch_llama.py.
 """
 import argparse
 import json

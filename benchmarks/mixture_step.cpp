@@ -14,10 +14,10 @@
 #include "slow_link.hpp"
 #include "timing.hpp"
 
-/// A training step of a Llama with experts beside one of a dense Llama whose MLP is as wide as the experts of a token,
-/// in turn, so that both have the same products for each token. Then the memory of a rank where all tokens choose the
-/// experts of one rank, beside even choices and the bound. Times are of the one thread's processor. Then what a shared
-/// expert hides of the exchanges of rows over a slow link.
+/// Compares a training step of a Llama with experts with one of a dense Llama, in turn. The dense MLP is as wide as the
+/// experts of a token, so both have the same products for each token. Times are processor times of one thread. Then it
+/// compares the memory of a rank whose experts all tokens choose with even choices and with the bound. At last it
+/// measures how much of the exchanges over a slow link a shared expert hides.
 namespace {
 
 using plait::cpu;
@@ -89,8 +89,8 @@ void compare(int64_t hidden, int64_t seq, int64_t rounds) {
   });
 }
 
-/// The bytes of the rank that has most, at its peak in a step of four ranks of experts. With `skewed`, all scores are
-/// equal, so that all tokens choose the first two experts.
+/// Returns the peak bytes in a step of four ranks of experts, of the rank with the most. With `skewed`, all scores are
+/// equal, so all tokens choose the first two experts.
 std::size_t peak_of(bool skewed) {
   constexpr int64_t ranks = 4;
   std::vector<std::size_t> peaks(ranks);
@@ -113,9 +113,9 @@ std::size_t peak_of(bool skewed) {
   return *std::max_element(peaks.begin(), peaks.end());
 }
 
-/// What a shared expert, as wide as the experts of a token, hides of the exchanges of rows between two ranks, each of
-/// which takes half of the shared expert's time of a pass. It runs while rows are on their way to experts; nothing
-/// stands beside their way back.
+/// Measures how much of the exchanges of rows between two ranks a shared expert hides. It is as wide as the experts of
+/// a token, and an exchange takes half of its time in a pass. It runs while rows travel to experts. Nothing hides their
+/// way back.
 void hide_exchanges(int64_t hidden, int64_t rounds) {
   plait::llama_config c = config_of(hidden, true);
   c.mixture.shared_ffn = 2 * c.ffn;
@@ -141,7 +141,7 @@ void hide_exchanges(int64_t hidden, int64_t rounds) {
       of.backward(mb, x, kept, dy);
     };
     plait::any_communicator& all = w.root();
-    /// Seconds that a rank waits for the link in a pass.
+    /// Returns the seconds that a rank waits for the link in a pass.
     const auto waits = [&](double seconds_per_byte, bool overlaps) {
       all.barrier();
       if (w.rank() == 0) link.seconds_per_byte = seconds_per_byte, link.overlaps = overlaps, link.waited = 0;
@@ -153,7 +153,7 @@ void hide_exchanges(int64_t hidden, int64_t rounds) {
     pass(experts), pass(alone);
     std::vector<double> of_shared, waiting, overlapping;
     for (int64_t i = 0; i < rounds; ++i) of_shared.push_back(bench::seconds([&] { pass(alone); }));
-    double message = bench::least(of_shared) / 6;  // a forward pass is a third of both
+    double message = bench::least(of_shared) / 6;  // half of a forward pass, which is a third of both passes
     all.broadcast(&message, 1, plait::dtype::f64, 0);
     const double bytes = static_cast<double>(x.size() / hidden * c.mixture.router.chosen * hidden) / 2 * sizeof(float);
     for (int64_t i = 0; i < rounds; ++i) {
@@ -177,8 +177,8 @@ int main(int argc, char** argv) try {
   for (const int64_t h : {hidden / 2, hidden}) compare(h, seq, rounds);
   hide_exchanges(hidden, rounds);
   const std::size_t even = peak_of(false), skewed = peak_of(true);
-  // The other three ranks' rows: in each of 4 layers input, gate, up and product are kept; in the backward pass of one
-  // there are gradients of all these, and copies before and after the exchanges.
+  // Rows of the other three ranks. Each of 4 layers keeps input, gate, up and product. The backward pass of one layer
+  // has gradients of all these, and copies before and after the exchanges.
   constexpr double rows = 3 * (2 * 256 * 2), wide = 384, deep = 256;
   const double bound = static_cast<double>(even) + 4 * rows * (4 * (deep + 3 * wide) + 5 * deep + 3 * wide);
   fmt::print(

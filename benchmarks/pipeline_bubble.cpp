@@ -1,5 +1,5 @@
-// The measured bubble of pipeline schedules beside the simulated one, and what the executor costs per action. The
-// stages sleep instead of computing, so that ranks which outnumber the cores do not slow each other down.
+// Compares the measured bubble of pipeline schedules with the simulated one, and measures the executor's cost for each
+// action. Stages sleep instead of computing, so ranks do not slow each other down if there are fewer cores.
 //
 //   bench_pipeline_bubble [--unit MICROSECONDS] [--rounds N]
 #include <fmt/format.h>
@@ -29,7 +29,7 @@ struct number {
   explicit operator bool() const { return !memory.empty(); }
 };
 
-/// Sleeps as long as the costs say; the sleeps of a rank add up to their sum, whatever the overrun of each.
+/// Sleeps for the costs of passes. If one sleep is too long, the next ones are shorter, so that their sum is right.
 struct sleeper {
   using activation = number;
   using gradient = number;
@@ -59,7 +59,7 @@ struct sleeper {
   }
 };
 
-/// Seconds from the first start to the last end over all ranks.
+/// Returns the seconds from the first start to the last end over all ranks.
 double makespan(const schedule& plan, std::chrono::duration<double> unit) {
   std::vector<double> begin(static_cast<std::size_t>(plan.shape.ranks)), end = begin;
   mesh_shape whole;
@@ -89,7 +89,7 @@ void compare(int ranks, int microbatches, std::chrono::duration<double> unit, st
              times.makespan, best, times.makespan_idle(), 1 - busy / best, 100 * (best / times.makespan - 1));
 }
 
-/// Microseconds of the processor that the executor and the communicator take for one action, with its messages.
+/// Returns the processor microseconds of the executor and the communicator for one action and its messages.
 template <class Policy>
 void bookkeeping(int ranks, int microbatches) {
   const schedule plan = make_schedule<Policy>(ranks, microbatches);

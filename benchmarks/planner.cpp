@@ -7,9 +7,9 @@
 #include "plan_llama/planner/search.hpp"
 #include "plan_llama/planner/step_on_links.hpp"
 
-/// What the planner costs one thread: to price a layout, to simulate its pipeline, and to search all layouts of Llama 3
-/// 405B. Targets: 50 microseconds a layout, a second for the search on 16384 accelerators, 2 s for a simulated step of
-/// 16384 ranks on shared links whose passes vary, and 20 s for one of 100,000.
+/// Measures the planner on one thread: pricing a layout, simulating its pipeline, and searching all layouts of Llama 3
+/// 405B. Targets: 50 microseconds for a layout, a second for the search on 16384 accelerators. A simulated step on
+/// shared links with varying passes: 2 s for 16384 ranks, and 20 s for 100,000.
 namespace {
 
 namespace pp = plait::planner;
@@ -45,8 +45,8 @@ void search_405b(benchmark::State& state) {
   state.counters["candidates"] = static_cast<double>(candidates);
 }
 
-/// Every replica of the pipeline with passes of its own lengths, on links that two accelerators share; ranks of tp and
-/// cp are the slowest of so many draws.
+/// Simulates every replica of the pipeline with different times of passes, on links that two accelerators share. A
+/// stage on ranks of tp and cp takes the slowest of their draws.
 void step_on_shared_links(benchmark::State& state) {
   pp::hardware h = pp::hardware_called("h100", "hardware");
   h.levels.back().shared_by = 2;

@@ -1,11 +1,11 @@
 #!/bin/sh
-# The planner's time of a step beside the measured one, of runs on this machine: it is calibrated first, on collectives
-# and kernels alone, and then trains on meshes that the calibration has not seen. Usage:
+# Compares the planner's times of steps with measured ones on this machine. It first calibrates on collectives and
+# kernels, and then trains on meshes that the calibration has not measured. Usage:
 #
 #   planner_own.sh TRAIN_LLAMA PLAN_LLAMA [STEPS]
 #
-# RUNS may name fewer runs, each BACKEND:MESH:MICRO_BATCH:SCHEDULE; HIDDEN and SEQ make the model smaller. The last lines
-# are the median and the worst error. Give it a quiet machine.
+# RUNS may name fewer runs, each BACKEND:MESH:MICRO_BATCH:SCHEDULE; HIDDEN and SEQ make the model smaller. The last
+# lines are the median and the worst error. Give it a quiet machine.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 trainer=$(readlink -f "$1")

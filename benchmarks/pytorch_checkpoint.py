@@ -1,5 +1,5 @@
-"""pytorch_checkpoint.py DIRECTORY MEGABYTES ROUNDS [ROWS]: what benchmarks/checkpoint_save.cpp does, by PyTorch's distributed
-checkpoint (DCP) with DTensors and four processes on gloo. Prints medians of seconds as JSON. Needs torch.
+"""pytorch_checkpoint.py DIRECTORY MEGABYTES ROUNDS [ROWS]: does the work of benchmarks/checkpoint_save.cpp with PyTorch's
+distributed checkpoint (DCP), DTensors and four processes on gloo. Prints medians of seconds as JSON. Needs torch.
 """
 import json
 import os
@@ -38,7 +38,7 @@ def work(rank, directory, rows, count, rounds, answer):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=4)
-    behind = dist.new_group(backend="gloo")  # collectives of two threads on one group would meet each other's
+    behind = dist.new_group(backend="gloo")  # two threads must not call collectives on one group
     saved = state(init_device_mesh("cpu", (2, 2)), 2, rows, count)
     other = state(init_device_mesh("cpu", (1, 4)), 4, rows, count)
     times = {"save": [], "stall": [], "async": [], "load": [], "reshard": []}

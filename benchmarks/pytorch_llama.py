@@ -1,12 +1,12 @@
-"""Training steps of transformers' Llama or Mixtral in PyTorch on CPU: what plait's trainer is measured against.
+"""Training steps of transformers' Llama or Mixtral in PyTorch on the CPU, for comparison with plait's trainer.
 
     python benchmarks/pytorch_llama.py --hidden 512 --layers 4 --heads 8 --kv-heads 8 --ffn 1408 --vocab 256 \\
         --seq 256 --micro-batch 2 --dp 2 --tp 2
 
 Float32; forward, backward, clipping by global norm and AdamW (fused); one thread per rank; data parallel by
 DistributedDataParallel over Gloo (with --fsdp by FSDP2's fully_shard, of each layer and of the rest), tensor parallel by
-DTensor. Prints one line of JSON; the rate is that of the fastest step, tokens counted over all data-parallel ranks, and
-each rank's micro-batch is one step. With --join ADDRESS:PORT --rank R it is one rank of several hosts.
+DTensor. Prints one line of JSON. The rate is that of the fastest step, with tokens of all data-parallel ranks. A step is
+one micro-batch of each rank. With --join ADDRESS:PORT --rank R it is one rank of several hosts.
 """
 import argparse
 import json
@@ -87,7 +87,7 @@ def train(rank: int, options: argparse.Namespace, address: str, port: int) -> No
         dist.init_process_group("gloo", rank=rank, world_size=world)
         mesh = dist.device_mesh.init_device_mesh("cpu", (options.dp, options.tp), mesh_dim_names=("dp", "tp"))
 
-    # Of 8 experts a token has 2, each of the width --ffn.
+    # A token chooses 2 of 8 experts, each of the width --ffn.
     kind = {"num_local_experts": options.experts, "num_experts_per_tok": 2} if options.experts else {}
     config = (MixtralConfig if kind else LlamaConfig)(**kind, hidden_size=options.hidden, intermediate_size=options.ffn, num_hidden_layers=options.layers,
                          num_attention_heads=options.heads, num_key_value_heads=options.kv_heads,
@@ -138,7 +138,7 @@ def train(rank: int, options: argparse.Namespace, address: str, port: int) -> No
             clip(parameters, mesh["tp"].get_group() if options.tp > 1 else None, 1.0)
         optimizer.step()
         elapsed = time.perf_counter() - started
-        if world > 1:  # a step lasts until its slowest rank is done
+        if world > 1:  # a step takes the time of its slowest rank
             slowest = torch.tensor([elapsed])
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             elapsed = slowest.item()

@@ -16,8 +16,8 @@ struct block_sizes {
   double eps, theta;
 };
 
-/// A transformer block as one would write it without plait's types: kernels, matrix products and collectives on raw
-/// memory that was allocated beforehand, with tensor and sequence parallelism over the ranks of a communicator.
+/// A transformer block as written by hand, without plait's types: kernels, matrix products and collectives on raw
+/// memory that is allocated before. It has tensor and sequence parallelism over the ranks of a communicator.
 class raw_block {
   using cpu = plait::cpu;
 
@@ -60,7 +60,7 @@ class raw_block {
                                plait::kernels::rope_inverse_frequencies(s.head_dim, s.theta), cosine_, sine_);
   }
 
-  /// Norm, q, k, v, out, norm, gate, up, down, one after the other; gradients likewise.
+  /// The weights of norm, q, k, v, out, norm, gate, up and down, one after the other. Gradients have the same order.
   float* weights() { return weights_; }
   const float* gradients() const { return gradients_; }
   const float* output() const { return y_; }
@@ -110,7 +110,7 @@ class raw_block {
                      static_cast<const float*>(dinner_));
   }
 
-  /// The norms' weights saw this rank's part of the sequence only.
+  /// Sums the gradients of the norms' weights over ranks, because each rank has a part of the sequence.
   void reduce_gradients() {
     if (ranks_ == 1) return;
     for (const std::size_t i : {std::size_t{0}, std::size_t{3}})
@@ -123,7 +123,7 @@ class raw_block {
     return memory_.back().template data<float>();
   }
 
-  /// y = a b' and y = a b over all rows, b with `n` columns (rows of y) and `k` summed.
+  /// y = a b' over all rows; `n` is the width of y, and `k` the number of summed terms.
   void times_transposed(const float* a, const float* b, float* y, std::int64_t n, std::int64_t k) {
     device_.gemm(false, true, rows_, n, k, 1.0f, a, k, b, k, 0.0f, y, n);
   }
@@ -134,18 +134,18 @@ class raw_block {
     device_.gemm(true, false, out, in, rows_, 1.0f, dy, out, x, in, 1.0f, dw, in);
   }
 
-  /// out[own rows] = a w', summed over the ranks.
+  /// Computes out[own rows] = a w', summed over the ranks.
   void project(const float* a, const float* w, float* out, std::int64_t k) {
     times_transposed(a, w, ranks_ > 1 ? product_ : out, s_.hidden, k);
     if (ranks_ > 1) scatter(product_, out);
   }
-  /// dn[own rows] = d w, summed over the ranks.
+  /// Computes dn[own rows] = d w, summed over the ranks.
   void unproject(const float* d, const float* w, std::int64_t n) {
     times(d, w, ranks_ > 1 ? product_ : dn_, s_.hidden, n);
     if (ranks_ > 1) scatter(product_, dn_);
   }
 
-  /// The whole sequence from the ranks' parts [batch, seq / ranks, hidden]: gathered, then put in order per sample.
+  /// Gathers the whole sequence from the ranks' parts [batch, seq / ranks, hidden], and puts each sample in order.
   const float* gather(const float* part, float* whole) {
     if (ranks_ == 1) return part;
     const auto n = static_cast<std::size_t>(own_ * s_.hidden);

@@ -1,12 +1,11 @@
-// What a ring hides of a slow link: ring attention with messages that travel while a rank computes, against the same
-// ring that waits for each message where it starts it, and against gathered keys. Ranks are threads of this process and
-// share its cores, so no more of them than cores should run; the link is a wrapper that holds messages back as long as
-// a link would take.
+// Measures how much of a slow link's time ring attention hides. Messages travel while a rank computes. This is compared
+// with the same ring that waits for each message where it starts, and with gathered keys. Ranks are threads of this
+// process, so run no more ranks than cores. The link is a wrapper that delays messages by the time of a link.
 //
 //   bench_ring_overlap [--ranks N] [--tokens N] [--rounds N] [--heads N] [--head-dim N]
 //
 // --tokens are those of one rank. A second table has the same link under other masks. Exits with 1 unless at least 90 %
-// of what can be hidden is hidden.
+// of the time that can be hidden is hidden.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,13 +26,13 @@ using namespace plait;
 struct sizes {
   std::int64_t ranks, tokens, rounds, heads, head_dim;
 };
-/// Seconds of passes that all ranks make together, and how long a rank could do nothing but wait for the link.
+/// The seconds of passes of all ranks together, and the seconds that a rank only waited for the link.
 struct pass_times {
   double forward = 0, backward = 0;
   double forward_waits = 0, backward_waits = 0;
 };
 
-/// What tokens see, and where they lie.
+/// The mask of attention, and the order of the sequence.
 struct sight {
   const char* name;
   kernels::attention_mask mask = kernels::attention_mask::causal();
@@ -79,7 +78,7 @@ class passes {
   context_attention<float, Policy> attention_;
   typename context_attention<float, Policy>::saved kept_;
   std::vector<float> q_, k_, v_, o_, d_o_, dq_, dk_, dv_;
-  std::vector<std::int32_t> begins_;  ///< of the document of each token
+  std::vector<std::int32_t> begins_;  ///< beginning of each token's document
 };
 
 template <class Pass>
@@ -101,7 +100,7 @@ pass_times time_of(Pass& pass, any_communicator& ranks, const bench::link& link)
   return t;
 }
 
-/// The least of all rounds: on a machine that does other work only that means something.
+/// Returns the least times of all rounds: on a machine with other work only these are meaningful.
 pass_times least_of(const std::vector<pass_times>& all) {
   pass_times least = all[0];
   for (const pass_times& t : all) {
@@ -115,7 +114,7 @@ pass_times least_of(const std::vector<pass_times>& all) {
 
 struct outcome {
   pass_times bare, waiting, overlapping, gathered;
-  double message = 0;  ///< seconds that a block of keys and values takes
+  double message = 0;  ///< seconds of a message with a block of keys and values
 };
 
 /// Calls f(ctx, all, link, use) on each rank; use(seconds_per_byte, overlaps) sets the link for all.
@@ -135,7 +134,7 @@ void on_ranks(const sizes& s, F&& f) {
   });
 }
 
-/// Bytes of the keys and values of a rank.
+/// Returns the bytes of a rank's keys and values.
 double block_bytes(const sizes& s) {
   return 2.0 * static_cast<double>(s.tokens * s.heads / 4 * s.head_dim) * sizeof(float);
 }
@@ -150,7 +149,7 @@ outcome measure(const sizes& s) {
     std::vector<pass_times> bare, waiting, overlapping, gathering;
     time_of(around, all, link), time_of(gathered, all, link);
     for (std::int64_t i = 0; i < s.rounds; ++i) bare.push_back(time_of(around, all, link));
-    // A message takes half of what a rank computes in a step: all of it can be hidden.
+    // A message takes half of the time that a rank computes in a step, so all of it can be hidden.
     double message = least_of(bare).forward / static_cast<double>(2 * s.ranks);
     all.broadcast(&message, 1, dtype::f64, 0);
     bare.clear();
@@ -168,8 +167,8 @@ outcome measure(const sizes& s) {
   return out;
 }
 
-/// Prints what of the time on the link ranks wait for, by mask, where a block takes `message` seconds. What messages
-/// take on the link is counted, and waits are medians: a rank that another program delays waits less.
+/// Prints for each mask the share of the link's time that ranks wait for. A block takes `message` seconds. Times on the
+/// link are counted, and waits are medians, because a rank that another program delays waits less.
 void print_masks(const sizes& s, double message) {
   using kernels::attention_mask;
   const std::int64_t length = s.tokens * s.ranks;
@@ -183,7 +182,7 @@ void print_masks(const sizes& s, double message) {
              s.rounds, "", "on link", "waits, no overlap", "waits, overlap");
   for (const sight& of : all_sights) {
     double on_link = 0;
-    std::vector<double> waits[2];  // without overlap, and with it
+    std::vector<double> waits[2];  // without and with overlap
     on_ranks(s, [&](const context<cpu>& ctx, any_communicator& all, bench::link& link, auto&& use) {
       passes<ring<cp>> around(ctx, s, of);
       time_of(around, all, link);
@@ -228,7 +227,7 @@ int main(int argc, char** argv) {
     row("ring that waits for each message", t.waiting);
     row("ring that overlaps", t.overlapping);
     row("gathered keys", t.gathered);
-    // Forward, every message can be hidden; backward, gradients on their last way, home, cannot.
+    // Forward, every message can be hidden. Backward, the last message of gradients, back to their rank, cannot.
     const auto hidden = [](double waiting, double overlapping, double last) {
       return std::min(1.0, (waiting - overlapping) / std::max(waiting - last, 1e-9));
     };

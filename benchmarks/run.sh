@@ -1,10 +1,10 @@
 #!/bin/sh
-# Builds what is missing, runs every benchmark in turn, and prints one table. Give it a quiet machine.
+# Builds the benchmarks, runs them one after the other, and prints one table. Give it a quiet machine.
 #
 #   sh benchmarks/run.sh [--python PYTHON] [--quick]
 #
 # PYTHON is an interpreter that has torch and transformers; without it the comparison with PyTorch is left out. --quick
-# leaves out the compile times and takes fewer rounds. The table also goes to benchmarks/results/, under the
+# leaves out the compile times and runs fewer rounds. The table is also written to benchmarks/results/, under the
 # processor's name and the date.
 set -eu
 
@@ -158,7 +158,7 @@ if [ "$quick" = yes ]; then rounds=3 all_reduce_rounds=1; fi
     sh benchmarks/compile_time.sh || echo "ended with status $?: 1 is a missed limit, 2 what does not compile"
     echo '```'
   fi
-  : >build/benchmarks.done  # a pipe hides the exit code of what stops before this
+  : >build/benchmarks.done  # marks the end, because a pipe hides the exit code of an earlier failure
 } | tee "$out"
 rm build/benchmarks.done
 echo "The table is in $out."

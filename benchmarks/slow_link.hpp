@@ -19,13 +19,13 @@
 
 namespace bench {
 
-/// How long a link takes, and whether a rank may compute meanwhile. Shared by all ranks.
+/// The speed of a link, and whether a rank may compute while messages travel. All ranks share it.
 struct link {
   using clock = std::chrono::steady_clock;
 
   double seconds_per_byte = 0;
-  bool overlaps = true;            ///< false: each group of messages is waited for where it is started
-  std::atomic<double> waited = 0;  ///< seconds that ranks, all together, had nothing to do but wait for the link
+  bool overlaps = true;            ///< false: a rank waits for each group of messages where it starts
+  std::atomic<double> waited = 0;  ///< seconds that all ranks together only waited for the link
   std::atomic<double> in_use = 0;  ///< seconds that the messages of all ranks take on it
 
   clock::duration time_of(double bytes) const {
@@ -41,7 +41,7 @@ struct link {
     const std::lock_guard lock(mutex_);
     sent_[{from, to, tag}].push_back(clock::now());
   }
-  /// When the message that has just been received was sent.
+  /// Returns when the message that has just been received was sent.
   clock::time_point sent(int from, int to, int tag) {
     const std::lock_guard lock(mutex_);
     auto& times = sent_[{from, to, tag}];
@@ -55,9 +55,8 @@ struct link {
   std::map<std::tuple<int, int, int>, std::deque<clock::time_point>> sent_;
 };
 
-/// A communicator of in-process ranks whose messages, all-gathers, reduce-scatters and ragged exchanges take as long as
-/// a link takes: they are there when the link would have brought them, and not before. Everything else is as fast as
-/// the inner one.
+/// A communicator of in-process ranks whose messages, all-gathers, reduce-scatters and ragged exchanges take the time
+/// of a link. Other calls are as fast as those of the inner communicator.
 template <plait::communicator Comm>
 class slow_link : public plait::verbs<slow_link<Comm>> {
   using clock = link::clock;
@@ -108,14 +107,14 @@ class slow_link : public plait::verbs<slow_link<Comm>> {
   }
 
  private:
-  static constexpr int from_none = -1, of_exchange = -1;  ///< in place of a rank, and of a tag
+  static constexpr int from_none = -1, of_exchange = -1;  ///< used in place of a rank, and of a tag
 
   struct pending {
     plait::request inner;
     link* shared;
     clock::time_point posted;
     std::size_t bytes;
-    int from, to, tag;  ///< of an exchange, `from` is the number of ranks
+    int from, to, tag;  ///< for an exchange, `from` is the number of ranks
     bool over = false;
 
     void finish() {
@@ -136,7 +135,7 @@ class slow_link : public plait::verbs<slow_link<Comm>> {
                                              [](void* owner, void*) noexcept {
                                                try {
                                                  static_cast<pending*>(owner)->finish();
-                                               } catch (...) {  // the inner communicator's next operation says why
+                                               } catch (...) {  // the inner communicator's next call throws
                                                }
                                              }};
 
@@ -145,14 +144,14 @@ class slow_link : public plait::verbs<slow_link<Comm>> {
     group_->push_back(held);
     return plait::request(ops, std::move(held), nullptr);
   }
-  /// What a ring of c ranks takes to bring `block` bytes of each rank to all.
+  /// Waits for the time in which a ring brings `block` bytes of each rank to all.
   void pass_around(std::size_t block) const {
     link_->wait_until(clock::now() + link_->time_of(static_cast<double>(block) * (size() - 1)));
   }
 
   Comm inner_;
   link* link_ = nullptr;
-  std::shared_ptr<std::vector<std::shared_ptr<pending>>> group_;  ///< of messages since begin_group
+  std::shared_ptr<std::vector<std::shared_ptr<pending>>> group_;  ///< messages since begin_group
 };
 
 }  // namespace bench

@@ -1,9 +1,9 @@
 // bench_step_limit [--computing-us T --bytes-per-second B]
 //
-// The shortest step that the order of data parallelism's program allows, simulated: bench-512 on two ranks, sequences
-// of 256, one microbatch, passes of T microseconds in all, of which nothing is lost in between, and a link of B bytes a
-// second each way. Prints the seconds of each level of ZeRO, overlapped or not; without T and B the share of the longer
-// of computing and sending that each reaches even so, where the one takes half to four times as long as the other.
+// Simulates the shortest step that the order of a data-parallel step schedule allows. The model is bench-512 on two
+// ranks, with sequences of 256 and one microbatch. Passes take T microseconds together, without gaps, and the link has
+// B bytes a second each way. Prints the seconds of each level of ZeRO, with and without overlap. Without T and B it
+// prints the longer of computing and sending over the step's time, for ratios of the two from a half to four.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -24,7 +24,7 @@ using namespace plait;
 constexpr int ranks = 2;
 
 struct shape {
-  std::vector<step_unit> units;  ///< of whole floats
+  std::vector<step_unit> units;  ///< with parameters in float
   std::vector<action_times> flops;
 };
 
@@ -66,12 +66,12 @@ step_costs costs_of(const shape& s, double computing, double bandwidth) {
   return costs;
 }
 
-/// Seconds of a step whose passes take `computing`.
+/// Returns the seconds of a step whose passes take `computing` seconds.
 double step_seconds(const shape& s, const data_parallel& policy, double computing, double bandwidth) {
   return simulate(program_of(s, policy), costs_of(s, computing, bandwidth)).period;
 }
 
-/// Bytes that a rank sends, and receives, in a step.
+/// Returns the bytes that a rank sends, and also receives, in a step.
 double bytes(const shape& s, const data_parallel& policy) {
   const step_schedule program = program_of(s, policy);
   const step_costs costs = costs_of(s, 1, 1);

@@ -15,16 +15,16 @@
 #include "plait/parallel/train_step.hpp"
 #include "timing.hpp"
 
-/// A whole training step of Llama on one rank (forward, loss, backward, clipping, AdamW) against the matrix products of
-/// its linears alone, as raw calls of the product library, in turn. The step's rate counts the linears' FLOPs only,
-/// then also attention's (its causal half), over the time of everything. The step in bf16 runs in the same turns. Times
-/// are of the one thread's processor, so that a machine with other work gives the same ratios.
+/// Compares a whole training step of Llama on one rank (forward, loss, backward, clipping, AdamW) with only the matrix
+/// products of its linears, as raw calls of the product library, in turn. The step's rate counts the linears' FLOPs,
+/// then also attention's (its causal half), over the time of the whole step. The step in bf16 runs in the same turns.
+/// Times are processor times of one thread, so a machine with other work gives the same ratios.
 namespace {
 
 using plait::cpu;
 using std::int64_t;
 
-/// y = x w', dx = dy w, dw += dy' x on memory of its own, as every linear of the model has.
+/// The products of a linear, y = x w', dx = dy w, dw += dy' x, on its own memory, as in the model.
 class raw_linear {
  public:
   raw_linear(int64_t rows, int64_t out, int64_t in)
@@ -68,12 +68,13 @@ std::vector<raw_linear> linears_of(const plait::llama_config& c, int64_t rows) {
   return all;
 }
 
-/// Two products forward and five backward (the scores are made again), over the half that a causal mask leaves.
+/// Returns the FLOPs of attention: two products forward and five backward (scores are computed again), over the half
+/// that a causal mask leaves.
 double attention_flop(const plait::llama_config& c, int64_t sequences, int64_t seq) {
   return 0.5 * 7 * 2.0 * static_cast<double>(c.layers * sequences * seq * seq * c.heads * c.head_dim);
 }
 
-/// A model that trains on tokens by chance.
+/// A model that trains on random tokens.
 template <class Precision>
 class training {
   using model = plait::llama<Precision, plait::megatron_sp>;
@@ -143,8 +144,8 @@ void compare(const plait::llama_config& c, int64_t sequences, int64_t seq, int64
   });
 }
 
-/// A step whose loss is made in chunks of tokens, beside one that has all logits at once: the time, and the memory of a
-/// step at its peak.
+/// Compares a step whose loss is computed in chunks of tokens with one that has all logits at once: times, and peak
+/// memory.
 void compare_chunks(int64_t hidden, int64_t vocab, int64_t seq, int64_t chunks, int64_t rounds) {
   plait::threads::run(1, [&](plait::threads::communicator ranks) {
     plait::world w(plait::megatron_sp::mesh(1, 1, 1, 1).shape(), ranks);

@@ -1,12 +1,13 @@
-// What linears hide of a slow link between tensor-parallel ranks: a column-parallel and a row-parallel linear, forward
-// and backward, with their collectives in chunks beside the products against the same linears that wait for each
-// collective. Ranks are threads that sleep in place of multiplying, so that they need no cores of their own, and the
-// link is a wrapper that completes what is sent as late as a link would.
+// Measures how much of a slow link's time linears hide between tensor-parallel ranks. A column-parallel and a
+// row-parallel linear run forward and backward, with collectives in chunks during the products. The same linears that
+// wait for each collective are compared. Ranks are threads that sleep in place of multiplying, so they need no cores.
+// The link is a wrapper that delays the completion of transfers by the time of a link.
 //
 //   bench_tensor_overlap [--ranks N] [--chunks N] [--product-ms T] [--rounds N]
 //
-// A product takes T, and a collective half of it. Exits with 1 unless at least 90 % is hidden of what chunks allow:
-// forward, all but the first chunk of a gather and the last of a reduction; backward, all but the first of a gather.
+// A product takes T, and a collective half of it. Exits with 1 unless at least 90 % of the time that chunks can hide is
+// hidden: forward, all but the first chunk of a gather and the last of a reduction; backward, all but the first of a
+// gather.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,8 +32,8 @@ struct sizes {
 
 constexpr std::int64_t tokens = 512, width = 64;
 
-/// A processor that sleeps for as long as its products would take. What it sleeps too long is made up for in the next
-/// product, where that follows at once.
+/// A device that sleeps for the time of its products. If a sleep is too long, the next product that follows at once
+/// sleeps less.
 class sleeping_cpu : public cpu {
   using clock = std::chrono::steady_clock;
 
@@ -51,7 +52,7 @@ class sleeping_cpu : public cpu {
   }
 
  private:
-  clock::time_point end_, woke_;  ///< when the last product was over, and when it was seen to be
+  clock::time_point end_, woke_;  ///< when the last product should end, and when the sleep really ended
 };
 
 using mesh = plait::mesh<axis<tp>>;
@@ -68,7 +69,7 @@ struct row {
   using output = stream;
 };
 
-/// Seconds of passes that all ranks make together.
+/// The seconds of passes of all ranks together.
 struct pass_times {
   double forward = 0, backward = 0;
 };
@@ -78,7 +79,7 @@ pass_times median(const std::vector<pass_times>& all) {
   return {bench::median(forward), bench::median(backward)};
 }
 
-/// A linear on one rank, with what it is given.
+/// A linear on one rank, with its input and gradient.
 template <class Policy>
 class passes {
   using layer = linear<float, Policy, sleeping_cpu>;
@@ -135,7 +136,7 @@ outcome measure(const sizes& s) {
     const context<sleeping_cpu> ctx{device, w, sizes_of<seq, hidden, ffn>(s.ranks * tokens, width, s.ranks * width)};
     passes<Policy> whole(ctx, 1), cut(ctx, s.chunks);
     device.seconds_per_multiplication = product / static_cast<double>(s.ranks * tokens * width * width);
-    const double sent = static_cast<double>((s.ranks - 1) * tokens * width) * sizeof(float);  // by a rank, at a time
+    const double sent = static_cast<double>((s.ranks - 1) * tokens * width) * sizeof(float);  // per rank and collective
     std::vector<pass_times> bare, waiting, overlapping;
     for (std::int64_t i = 0; i < s.rounds; ++i) {
       bandwidth = 0;

@@ -12,10 +12,10 @@
 #include "../examples/median.hpp"
 #include "plait/core/error.hpp"
 
-/// What the benchmarks of whole steps share: times of alternated runs and numbers on the command line.
+/// Functions for benchmarks of whole steps: times of runs in turn, and numbers on the command line.
 namespace bench {
 
-/// Seconds that `work` takes.
+/// Returns the seconds of `work`.
 template <class F>
 double seconds(F&& work) {
   const auto start = std::chrono::steady_clock::now();
@@ -23,7 +23,7 @@ double seconds(F&& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Seconds of the calling thread's processor that `work` takes: what it costs where others use the machine too.
+/// Returns the processor seconds of `work` in the calling thread, which other programs on the machine do not lengthen.
 template <class F>
 double processor_seconds(F&& work) {
   const auto now = [] {
@@ -46,7 +46,7 @@ class numbers {
   numbers(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) given_.emplace_back(argv[i]);
   }
-  /// The number after `name`, or `otherwise`. Throws `plait::error` where it is not a positive whole number.
+  /// Returns the number after `name`, or `otherwise`. Throws `plait::error` if it is not a positive whole number.
   std::int64_t of(const std::string& name, std::int64_t otherwise) const {
     for (std::size_t i = 0; i + 1 < given_.size(); i += 2) {
       if (given_[i] != name) continue;
@@ -58,7 +58,7 @@ class numbers {
     }
     return otherwise;
   }
-  /// Throws `plait::error` for a name that is not among `known`, or one without a number.
+  /// Throws `plait::error` for a name that is not in `known`, or that has no number.
   void only(const std::vector<std::string>& known) const {
     for (std::size_t i = 0; i < given_.size(); i += 2) {
       if (std::find(known.begin(), known.end(), given_[i]) == known.end() || i + 1 == given_.size()) {

@@ -1,17 +1,18 @@
 #!/bin/sh
-# Data parallelism between two hosts, one rank each, over networks of several speeds: two network namespaces of this
-# machine, joined by a link whose rate is limited, and Open MPI over TCP between them. Root, iproute2 and mpirun.
+# Measures data parallelism between two hosts, one rank each, over networks of several speeds. The hosts are two network
+# namespaces of this machine, joined by a link with a limited rate, with Open MPI over TCP. Needs root, iproute2 and
+# mpirun.
 #
 #   benchmarks/two_hosts.sh TRAINER [STEPS] [RATES] [MICRO-BATCHES] [PYTHON]
 #
-# For each rate (as tc writes them) and micro-batch: tokens per second, the share of a step that a rank waits in
-# communication, and tokens per second over what the longer of computing (two hosts without a limit and without
-# communication) and sending allows ("of limit"), and over what is left of that where the processor also works for TCP
-# ("with TCP"): a host has one core here, which copies what it sends and receives. How long it does for a byte, two
-# Python programs measure that only send to each other. "of order" is the share of what the order of a step allows, with
-# that work among its computing, where bench_step_limit lies beside TRAINER: nothing is sent before the first gradient is
-# there, and what is ready last is needed first. PYTHON is an interpreter with torch and transformers, for PyTorch's
-# DistributedDataParallel and FSDP2 over Gloo on the same hosts.
+# For each rate (in tc's notation) and micro-batch it prints tokens per second, the share of a step that a rank waits
+# for communication, and three ratios. "of limit" is tokens per second over the limit by the longer of computing (two
+# hosts without a rate limit and without communication) and sending. "with TCP" is the same with the processor's work
+# for TCP: a host has one core here, which also copies sent and received bytes. Two Python programs that only send to
+# each other measure this work for a byte. "of order" is the share of the limit by the order of a step, with that work
+# as part of computing: nothing is sent before the first gradient is ready, and the last ready parameters are needed
+# first. It needs bench_step_limit in the folder of TRAINER. PYTHON is an interpreter with torch and transformers, for
+# PyTorch's DistributedDataParallel and FSDP2 over Gloo on the same hosts.
 set -eu
 
 trainer=$(realpath "${1:?TRAINER is missing: build/bin/train_llama}")
@@ -41,12 +42,12 @@ for host in "$one" "$two"; do
   ip -n "$host" addr add 10.209.7.$number/24 dev veth1
   ip -n "$host" link set lo up
   ip -n "$host" link set veth1 up
-  # A window that follows losses alone. One that is paced by a model of the link, as BBR's, takes a sender that computes
-  # in between for a slow link.
+  # reno's window depends only on losses. BBR models the link, and takes a sender that computes in between for a slow
+  # link.
   ip netns exec "$host" sysctl -qw net.ipv4.tcp_congestion_control=reno
   number=$((number + 1))
 done
-# mpirun's way to another host.
+# mpirun starts processes on another host by this script.
 cat >"$work/agent" <<AGENT
 #!/bin/sh
 shift
@@ -54,7 +55,7 @@ exec ip netns exec "$two" sh -c "\$*"
 AGENT
 chmod +x "$work/agent"
 
-# median NAME: tokens per second and the share waited, of the steps from the third on.
+# median NAME: prints the medians of tokens per second and of the share waited, from the third step on.
 median() {
   python3 - "$1" <<'PYTHON'
 import json, statistics, sys
@@ -64,7 +65,7 @@ print("%.0f %.3f" % (statistics.median(r["tokens_per_second"] for r in steps),
                      statistics.median(r["comm_share"] for r in steps)))
 PYTHON
 }
-train() {  # train BATCH OPTIONS...: what `median` says
+train() {  # train BATCH OPTIONS...: trains, and prints the output of `median`
   batch=$1
   shift
   OMPI_MCA_mpi_yield_when_idle=1 timeout 600 ip netns exec "$one" mpirun --allow-run-as-root -np 2 \
@@ -79,7 +80,7 @@ parameters() { python3 -c '
 import json, sys
 print([json.loads(line) for line in open(sys.argv[1])][-1]["summary"]["parameters"])' "$work/log"; }
 
-# PyTorch's rank 0 on the one host and 1 on the other, over Gloo: its tokens per second, and no share that it waited.
+# Runs PyTorch's two ranks on the two hosts, over Gloo. Prints tokens per second, without a share waited.
 pytorch() {  # pytorch BATCH OPTIONS...
   batch=$1
   shift
@@ -96,7 +97,8 @@ pytorch() {  # pytorch BATCH OPTIONS...
 print(json.loads(open(sys.argv[1]).read().strip().splitlines()[-1])["tokens_per_second_median"], "nan")' "$work/torch0"
 }
 
-# Seconds of a processor for each byte that a host sends while it receives one: of two hosts that do nothing else.
+# Measures the processor seconds for each byte that a host sends while it receives one, on two hosts that do nothing
+# else.
 cat >"$work/tcp.py" <<'PYTHON'
 import resource, socket, sys, threading, time
 serves, count = sys.argv[1] == "serve", 100_000_000
@@ -136,7 +138,8 @@ order=$(dirname "$trainer")/bench_step_limit
 printf '%-9s %5s  %-28s %8s %7s %9s %9s %9s\n' link batch policy tok/s waited 'of limit' 'with TCP' 'of order'
 for batch in $batches; do
   for rate in $rates; do
-    # What the slower host computes alone, because a step waits for both: a run without a mesh on each, at one time.
+    # Measures the computing time of the slower host, because a step waits for both: a run without a mesh on each, at
+    # one time.
     for number in 1 2; do
       OMP_NUM_THREADS=1 timeout 600 "$trainer" --model bench-512 --data "$here/../examples/data/kjv.txt" --seq 256 \
         --sample 0 --micro-batch "$batch" --steps "$steps" --log "$work/alone$number" >/dev/null 2>&1 &

@@ -11,9 +11,9 @@
 #include "raw_block.hpp"
 #include "timing.hpp"
 
-/// A transformer block under a strategy (types, layouts, derived collectives, layers) against the same block written by
-/// hand, in turn: forward, backward, weight gradients and their reduction. Exit code 1 where a bit of the output, of
-/// the input's gradient or of a weight's gradient differs.
+/// Compares a transformer block under a strategy (types, layouts, derived collectives, layers) with the same block
+/// written by hand, in turn: forward, backward, weight gradients and their reduction. The exit code is 1 if a bit of
+/// the output, of the input's gradient or of a weight's gradient differs.
 namespace {
 
 using plait::cpu;
@@ -87,7 +87,7 @@ outcome compare(const plait::llama_config& c, int ranks, int64_t sequences, int6
 
     std::vector<double> typed_times, raw_times;
     for (int64_t i = 0; i < rounds; ++i) {
-      for (int64_t turn : {i % 2, 1 - i % 2}) {  // either goes first equally often
+      for (int64_t turn : {i % 2, 1 - i % 2}) {  // both are first equally often
         comm.barrier();
         const double t = bench::seconds([&] {
           if (turn == 0)

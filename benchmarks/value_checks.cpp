@@ -1,7 +1,7 @@
 // bench_value_checks [--rounds N] [--hidden H] [--layers L]
 //
-// What comparing values over ranks costs: a step of a Llama on dp 2 x tp 2 of this process that compares everything,
-// against one that compares nothing, in turns. Exits with 1 where a checked step takes 1.10 times as much or more.
+// Measures the cost of comparing values over ranks: a step of a Llama on dp 2 x tp 2 in-process ranks that compares all
+// values, against one that compares none, in turn. Exits with 1 if a checked step takes 1.10 times as long or longer.
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -18,7 +18,7 @@ namespace {
 using namespace plait;
 using S = megatron_sp;
 
-/// Processor seconds of all ranks: [0] of steps that compare nothing, [1] of steps that compare everything.
+/// Processor seconds of all ranks: [0] of steps that compare no value, [1] of steps that compare all.
 struct step_times {
   std::vector<double> of[2];
 };

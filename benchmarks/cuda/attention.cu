@@ -1,6 +1,6 @@
-// Causal attention on the shapes of a Llama: plait's own kernels and, where it was built, cuDNN's, also with sums in
-// any order; and what a ring of four ranks makes of it. Operations are those of the half that the mask leaves: 2
-// products forward, 5 backward.
+// Measures causal attention on the shapes of a Llama: plait's own kernels and, if built, cuDNN's, also with sums in any
+// order; and attention in a ring of four ranks. Operations are counted for the half that the mask leaves: 2 products
+// forward, 5 backward.
 #include <cmath>
 
 #include "attention.hpp"
@@ -12,7 +12,7 @@ namespace {
 using namespace bench;
 namespace kernels = plait::kernels;
 
-/// cuDNN's attention, where it was built: the one of record, and the one whose sums have any order.
+/// cuDNN's attention, if it was built: with sums in a fixed order, and with sums in any order.
 struct libraries {
   std::unique_ptr<plait::attention_library> cudnn, any_order;
 };
@@ -72,8 +72,9 @@ void measure(cuda& device, const options& o, parts& all, std::int64_t seq, const
   }
 }
 
-/// The last of four ranks that share a sequence, as long as a microbatch, in a ring: its queries with one block of keys
-/// after another, merged in float, against one call for all keys. Forward, with the attention of record.
+/// Measures the last of four ranks in a ring that share a sequence as long as a microbatch: its queries with one block
+/// of keys after another, merged in float, against one call for all keys. Forward, with the attention that a step would
+/// use.
 void measure_ring(cuda& device, const options& o, parts& all, const libraries& there) {
   const std::string id = "attention.ring.forward";
   if (!o.wants(id)) return;

@@ -1,5 +1,5 @@
-// What plait does in one pass, or in fewer bytes, beside what that replaces: each pair in turn, on the shapes of a
-// Llama. A row is how many times as fast plait's way is.
+// Compares plait's kernels that need one pass, or fewer bytes, with the calls that they replace: each pair in turn, on
+// the shapes of a Llama. A row has the factor by which plait's way is faster.
 #include "harness.hpp"
 #include "library_calls.hpp"
 #include "plait/kernels/cuda/launchers.hpp"
@@ -10,7 +10,7 @@ namespace {
 using namespace bench;
 namespace kernels = plait::kernels;
 
-/// Two ways to one result; `calls` are those of the first in a step.
+/// Two ways to one result; `calls` is the number of calls of the first way in a step.
 struct pair_of_ways {
   std::string id, other_is;
   timed_call own, other;
@@ -37,7 +37,7 @@ class pairs {
   std::vector<pair_of_ways> all;
 };
 
-/// Keys are rotated in the pass that copies them out of the fused projection, as context parallelism needs them.
+/// Keys that are rotated in the pass that copies them out of the fused projection, as context parallelism needs them.
 void add_rope(pairs& c, std::int64_t table_rows) {
   if (!c.wants("rope_into_copy")) return;
   const std::int64_t head = c.model.head_dim, heads = c.model.kv_heads, width = heads * head;
@@ -118,7 +118,7 @@ void add_weight_gradients(pairs& c) {
       [=](int) { product(gradient(0), 1.0); });
 }
 
-/// AdamW on one large tensor, with gradients and moments in bf16 beside all floats.
+/// AdamW on one large tensor, with gradients and moments in bf16, against all floats.
 void add_narrow_adamw(pairs& c) {
   if (!c.wants("narrow_adamw")) return;
   const std::int64_t n = c.model.hidden * c.model.ffn * (c.o_.tiny ? 1 : 8);
@@ -165,7 +165,7 @@ arrays<unsigned char> scratch_for(cuda& device, Call&& library) {
   return arrays<unsigned char>(device, static_cast<std::int64_t>(std::max<std::size_t>(bytes, 1)), 1);
 }
 
-/// Sums, maps and the sort, beside CUB's.
+/// Sums, maps and the sort, against CUB's.
 void add_library(pairs& c) {
   if (!c.wants("sum_squares") && !c.wants("sum") && !c.wants("cast") && !c.wants("sort")) return;
   const std::int64_t n = c.model.hidden * c.model.ffn * (c.o_.tiny ? 1 : 8);
@@ -242,7 +242,7 @@ void measure(cuda& device, const options& o, parts& all) {
     if (!o.wants(way.id)) continue;
     std::vector<timed_call> both{std::move(way.own), std::move(way.other)};
     take_turns(device, both, o, all);
-    if (both.size() < 2) continue;  // which one failed has been said
+    if (both.size() < 2) continue;  // the failed one has been printed
     const double own = median(both[0].seconds), other = median(both[1].seconds);
     row(way.id, median_of_rounds(both[0].seconds, both[1].seconds, [](double a, double b) { return b / a; }))
         .number("seconds", own)

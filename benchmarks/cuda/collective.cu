@@ -1,4 +1,4 @@
-// What a typed NCCL collective costs the host more than NCCL's own call: one rank, a small sum in place.
+// Measures the host time of a typed NCCL collective against NCCL's own call: one rank, a small sum in place.
 #include <chrono>
 
 #include "harness.hpp"
@@ -16,7 +16,7 @@ void check(ncclResult_t status, const char* doing) {
   if (status != ncclSuccess) plait::fail(std::string("NCCL: ") + ncclGetErrorString(status) + ", " + doing);
 }
 
-/// A communicator of NCCL's own, made as a program without plait makes it.
+/// A communicator of NCCL, made as by a program without plait.
 class raw_communicator {
  public:
   raw_communicator() {
@@ -51,7 +51,7 @@ void measure(const options& o, parts&) {
         {"typed", [&] { group.all_reduce<after>(plait::part<float, before>(here, data)); }}};
     constexpr std::size_t count = 3;
     std::vector<double> times[count];
-    const int repeats = o.tiny ? 4 : 100;  // fewer than what a stream takes before the host has to wait
+    const int repeats = o.tiny ? 4 : 100;  // so few that a stream takes them without making the host wait
     for (int round = 0; round < (o.tiny ? 2 : 60); ++round) {
       for (std::size_t i = 0; i < count; ++i) {
         device.synchronize();

@@ -1,6 +1,6 @@
-// Asks cuDNN's front end, which needs no GPU for it, whether it would take the attention of every shape of the tests
-// and benchmarks on Hopper: forward, and backward with sums in a fixed order and in any. Prints a table; the exit code
-// is 1 where one is refused.
+// Asks cuDNN's front end whether it supports attention of every shape of the tests and benchmarks on Hopper: forward,
+// and backward with sums in a fixed order and in any order. This needs no GPU. Prints a table; the exit code is 1 if a
+// shape is refused.
 #include <cstdio>
 #include <string>
 
@@ -17,7 +17,7 @@ shape of(std::int64_t batch, std::int64_t q_len, std::int64_t k_len, std::int64_
   s.mask = causal ? kernels::attention_mask::causal() : kernels::attention_mask::full(), s.scale = 0.125;
   return s;
 }
-/// The last queries of longer sequences.
+/// Returns the shape with only the last queries of longer sequences.
 shape ending(shape s) {
   s.q_offset = s.k_len - s.q_len;
   return s;
@@ -26,7 +26,7 @@ shape windowed(shape s, std::int64_t window) {
   s.mask = kernels::attention_mask::window_or_causal(window);
   return s;
 }
-/// Queries, keys and values side by side, as a projection makes them.
+/// Returns the shape with queries, keys and values in one array, as a projection makes them.
 shape fused(shape s) {
   s.q_stride = s.k_stride = s.v_stride = (s.heads + 2 * s.kv_heads) * s.head_dim;
   return s;

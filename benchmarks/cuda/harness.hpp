@@ -21,7 +21,7 @@
 #include "plait/kernels/cuda/random.hpp"
 #include "plait/models/llama_config.hpp"
 
-/// What the benchmarks on a GPU share: options, rows of results as lines of JSON, and times of calls that take turns.
+/// The harness of the benchmarks on a GPU: options, rows of results as lines of JSON, and times of calls in turn.
 namespace bench {
 
 using plait::bf16;
@@ -30,9 +30,9 @@ using plait::cuda;
 
 /// The command line of every program: [--tiny] [--quick] [--only PREFIX] [--rounds N] [--NAME NUMBER].
 struct options {
-  bool tiny = false;   ///< sizes that a processor can do, once each: what tests run
+  bool tiny = false;   ///< sizes for a CPU, once each, for tests
   bool quick = false;  ///< fewer rounds
-  std::string only;    ///< the beginning of the ids to measure
+  std::string only;    ///< prefix of the ids to measure
   std::vector<std::pair<std::string, std::string>> others;
 
   static options of(int count, char** arguments, const std::vector<std::string>& known) {
@@ -71,7 +71,7 @@ struct options {
     return n;
   }
   int rounds() const { return tiny ? 2 : quick ? 5 : 11; }
-  /// Whether to measure `id`, or something whose id begins with it.
+  /// Whether to measure `id`, or ids that begin with it.
   bool wants(const std::string& id) const {
     return id.compare(0, only.size(), only) == 0 || only.compare(0, id.size(), id) == 0;
   }
@@ -96,7 +96,7 @@ class row {
     line_ += '"';
     return *this;
   }
-  /// What the best way that is known reaches, in words.
+  /// Adds the result of the best known way.
   row& known(double value, const char* unit) {
     char rate[64];
     std::snprintf(rate, sizeof rate, "%.3g %s", value, unit);
@@ -117,7 +117,7 @@ inline double median(std::vector<double> values) {
   if (values.size() % 2 == 1) return values[middle];
   return (values[middle] + *std::max_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(middle))) / 2;
 }
-/// The median of what f makes of the times of each round, which were taken side by side.
+/// Returns the median over rounds of f, applied to the times of each round.
 template <class F>
 double median_of_rounds(const std::vector<double>& a, const std::vector<double>& b, F f) {
   std::vector<double> all;
@@ -125,7 +125,7 @@ double median_of_rounds(const std::vector<double>& a, const std::vector<double>&
   return median(all);
 }
 
-/// Seconds that the main stream needs for what `work` puts into it.
+/// Measures the seconds of the main stream for the calls that `work` puts into it.
 class stopwatch {
  public:
   explicit stopwatch(cuda& device) : device_(device) {
@@ -155,19 +155,19 @@ class stopwatch {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
-/// A call to be timed. `work` is the bytes it must move or the operations it must do; call i uses set i % sets of its
-/// arrays, so that caches hold nothing of what a call reads.
+/// A call to time. `work` is the bytes that it must move, or its operations. Call i uses set i % sets of its arrays, so
+/// that caches hold no inputs of a call.
 struct timed_call {
   std::string id;
   double work = 0;
   int sets = 1;
   std::function<void(int)> run;
-  double step_calls = 0;          ///< how many such calls a training step makes
+  double step_calls = 0;          ///< number of such calls in a training step
   int repeats = 1;                ///< calls that are timed together; set by `take_turns`
-  std::vector<double> seconds{};  ///< of one call, by round
+  std::vector<double> seconds{};  ///< seconds of one call, by round
 };
 
-/// Runs parts of a program; one that throws is named, and the others still run.
+/// Runs parts of a program. If one throws, its name is printed, and the others still run.
 class parts {
  public:
   template <class Part>
@@ -179,22 +179,22 @@ class parts {
       failed_ = true;
     }
   }
-  /// What main returns.
+  /// Returns the exit code of main.
   int exit_code() const { return failed_ ? 1 : 0; }
 
  private:
   bool failed_ = false;
 };
 
-/// Times all calls in turn, round by round. Calls shorter than `window` seconds are repeated to fill it. A call that
-/// throws at first is named and left out.
+/// Times all calls in turn, round by round. Calls shorter than `window` seconds are repeated to fill it. If the first
+/// run of a call throws, its name is printed and it is left out.
 inline void take_turns(cuda& device, std::vector<timed_call>& calls, const options& o, parts& all,
                        double window = 4e-3) {
   stopwatch watch(device);
   std::vector<timed_call> usable;
   for (timed_call& call : calls) {
     all.run(call.id, [&] {
-      for (int i = 0; i < call.sets; ++i) call.run(i);  // memory, algorithms and code are there from now on
+      for (int i = 0; i < call.sets; ++i) call.run(i);  // allocates memory, chooses algorithms and loads code
       device.synchronize();
       usable.push_back(std::move(call));
     });
@@ -235,7 +235,7 @@ class arrays {
   std::shared_ptr<buffer<cuda>> memory_;
 };
 
-/// Random numbers: constants would let wires and caches rest.
+/// Random numbers, because constants would need less power.
 template <class T>
 arrays<T> random_arrays(cuda& device, std::int64_t n, int sets, double low = -1, double high = 1) {
   arrays<T> made(device, n, sets);
@@ -246,7 +246,7 @@ arrays<T> random_arrays(cuda& device, std::int64_t n, int sets, double low = -1,
   return made;
 }
 
-/// main of a program: `body(device, options, parts)`. Without a GPU the exit code is 77.
+/// The main function of a program. It calls `body(device, options, parts)`. Without a GPU the exit code is 77.
 template <class Body>
 int run_main(int count, char** arguments, const std::vector<std::string>& known, Body&& body) {
   parts all;

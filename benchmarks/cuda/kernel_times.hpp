@@ -5,19 +5,19 @@
 
 namespace bench {
 
-/// What a kind of kernel, copy or fill took on the GPU, by CUPTI's account.
+/// The time of a kind of kernel, copy or fill on the GPU, measured by CUPTI.
 struct kernel_time {
   std::string name;
   double seconds = 0;
   long count = 0;
 };
 
-/// Whether kernels can be timed: built with CUPTI, and on a GPU.
+/// Whether kernels can be timed: this was built with CUPTI, and there is a GPU.
 bool kernels_can_be_timed();
-/// Everything that runs on the GPU from now on is timed one by one, which may slow it down a little. Throws
-/// `plait::error` where CUPTI refuses.
+/// Starts to time each kernel, copy and fill on the GPU, which may slow them down a little. Throws `plait::error` if
+/// CUPTI refuses.
 void start_timing_kernels();
-/// What ran since, the longest kind first. The GPU must be idle.
+/// Stops, and returns the times since the start, the longest kind first. The GPU must be idle.
 std::vector<kernel_time> stop_timing_kernels();
 
 }  // namespace bench

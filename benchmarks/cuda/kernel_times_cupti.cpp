@@ -22,7 +22,7 @@ void check(CUptiResult status, const char* doing) {
   plait::fail(std::string("CUPTI: ") + (text != nullptr ? text : "error " + std::to_string(status)) + ", " + doing);
 }
 
-/// A function's name without return type, arguments of templates and parameters.
+/// Returns a function's name without return type, template arguments and parameters.
 std::string short_name(const char* mangled) {
   int status = 0;
   char* const demangled = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);

@@ -1,5 +1,5 @@
-// Products on the shapes of a Llama's linears: what `cuda::gemm` takes against the fastest of all algorithms that
-// cuBLASLt names for the product, each of which is tried.
+// Measures products on the shapes of a Llama's linears: `cuda::gemm` against the fastest of all algorithms that
+// cuBLASLt offers for the product; each is tried.
 #include <cublasLt.h>
 
 #include "harness.hpp"
@@ -8,15 +8,14 @@ namespace {
 
 using namespace bench;
 
-constexpr std::size_t search_workspace = std::size_t{256} << 20;  // for any algorithm, beyond what plait gives its own
+constexpr std::size_t search_workspace = std::size_t{256} << 20;  // for any algorithm; more than plait's workspace
 
 void check(cublasStatus_t status, const char* doing) {
   if (status != CUBLAS_STATUS_SUCCESS)
     plait::fail(std::string("cuBLASLt: ") + cublasLtGetStatusString(status) + ", " + doing);
 }
 
-/// One row-major product C = op(A) op(B) + beta D, where D is C itself or, if `residual`, another array; see
-/// `cuda::gemm`.
+/// One row-major product C = op(A) op(B) + beta D. D is C itself or, with `residual`, another array; see `cuda::gemm`.
 struct product {
   std::string id;
   double step_calls;
@@ -30,7 +29,7 @@ struct product {
   std::int64_t ldb() const { return trans_b ? k : n; }
 };
 
-/// Every algorithm that the heuristic names for a product, as calls. cuBLASLt thinks in columns: it computes the
+/// Calls with every algorithm that the heuristic returns for a product. cuBLASLt is column-major, so it computes the
 /// transposed product with the factors exchanged.
 template <class Out>
 class candidates {
@@ -72,7 +71,7 @@ class candidates {
   std::size_t size() const { return found_.size(); }
   std::size_t workspace(std::size_t i) const { return found_[i].workspaceSize; }
 
-  /// Whether the algorithm took the product.
+  /// Returns whether the algorithm accepted the product.
   bool run(std::size_t i, const bf16* a, const bf16* b, const Out* d, Out* c, void* workspace,
            cudaStream_t stream) const {
     const float one = 1, beta = static_cast<float>(p_.beta);
@@ -97,7 +96,7 @@ class candidates {
   std::vector<cublasLtMatmulHeuristicResult_t> found_;
 };
 
-/// The candidates in the order of one quick try each; those that refuse are left out.
+/// Returns the candidates in the order of their times in one quick try, without those that refuse.
 template <class Call>
 std::vector<std::size_t> ranked(cuda& device, std::size_t count, const Call& call) {
   stopwatch watch(device);
@@ -152,14 +151,14 @@ void measure(cuda& device, const options& o, parts& all, const product& p, void*
       .known(p.operations() / median(calls[best].seconds) / 1e12, "TFLOP/s")
       .print();
 
-  // The choice by measuring, in turn with the best.
+  // The algorithm chosen by measuring, in turn with the best.
   device.measure_products(16);
   ours();
   device.use_products(plait::product_choices(device.products()));
   std::vector<timed_call> both{{p.id + ".measured", p.operations(), 1, [&](int) { ours(); }}};
   both.push_back({"the best", p.operations(), 1, [&](int) { call(order[best - 1]); }});
   take_turns(device, both, o, all);
-  device.use_products(plait::product_choices(device.products().machine()));  // none
+  device.use_products(plait::product_choices(device.products().machine()));  // removes all choices
   if (both.size() < 2) plait::fail("nothing to compare with the choice by measuring");
   row(p.id + ".measured",
       median_of_rounds(both[1].seconds, both[0].seconds, [](double other, double own) { return other / own; }))
@@ -185,7 +184,7 @@ void measure_all(cuda& device, const options& o, parts& all) {
                  {"head", hidden, s.model.vocab}};
   for (const auto& l : linears) {
     const std::string id = std::string("linears.") + l.name;
-    // Those that end a residual branch add the residual stream.
+    // A linear that ends a residual branch also adds the residual.
     const bool ends = l.out == hidden;
     const auto m = static_cast<double>(s.microbatches);
     const double times = std::string(l.name) == "head" ? 1 : static_cast<double>(s.model.layers);

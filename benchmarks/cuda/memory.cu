@@ -1,5 +1,5 @@
-// The kernels that memory bounds, on the shapes of a Llama: bytes an algorithm must move over the time it takes, as a
-// share of what a plain copy reaches in the same round.
+// Measures memory-bound kernels on the shapes of a Llama: the bytes that an algorithm must move over its time, as a
+// share of the rate of a plain copy in the same round.
 #include <set>
 
 #include "harness.hpp"
@@ -10,8 +10,8 @@ namespace {
 using namespace bench;
 namespace kernels = plait::kernels;
 
-/// The calls to measure. `sets` is how many arrays a call of so many bytes takes turns with: together four times what
-/// the largest cache holds.
+/// The calls to measure. `sets` is the number of sets of arrays that a call uses in turn: together four times as large
+/// as the largest cache.
 class calls {
  public:
   calls(cuda& where, const options& o, const shapes& s)
@@ -26,7 +26,7 @@ class calls {
   void add(const std::string& name, double bytes, int sets, double step_calls, Run run) {
     all.push_back({"memory." + name, bytes, sets, std::move(run), step_calls});
   }
-  /// Calls in a step, of each layer.
+  /// Returns the number of calls in a step if each layer makes one in each microbatch.
   double layers() const { return microbatches * static_cast<double>(model.layers); }
 
   cuda& device;
@@ -134,7 +134,7 @@ void add_elementwise(calls& c) {
   }
 }
 
-/// Token ids, of which `same` of a hundred are one id. Also the number of distinct ones.
+/// Returns token ids, of which `same` percent are one id, and the number of distinct ids.
 std::pair<arrays<std::int64_t>, double> token_ids(calls& c, int same) {
   std::vector<std::int64_t> ids(static_cast<std::size_t>(c.tokens));
   std::uint64_t state = 88172645463325252ull;
@@ -195,7 +195,7 @@ void add_cross_entropy(calls& c) {
   });
 }
 
-/// The sizes of the parameters of some layers.
+/// Returns the sizes of the parameters of some layers.
 std::vector<std::int64_t> parameter_sizes(const calls& c) {
   const plait::llama_config& m = c.model;
   std::vector<std::int64_t> sizes;
@@ -229,8 +229,7 @@ void add_optimizer(calls& c) {
   c.device.upload(scalars(0), &numbers, sizeof numbers, c.device.main_stream());
   const arrays<double> norm(c.device, 1, 1);
   const auto elements = static_cast<double>(total);
-  // The captured arrays keep what the tensors point to.
-  // A step has all layers, and the embedding.
+  // The captured arrays own the memory of the tensors. A step has all layers, and the embedding.
   const double steps = static_cast<double>(plait::parameter_count(c.model)) / elements;
   c.add("adamw", (7 * f32 + bf) * elements, 1, steps,
         [=, &c, keep = std::make_tuple(master, gradient, m, v, weight)](int) {
@@ -254,7 +253,7 @@ void add_merge(calls& c, std::int64_t seq) {
   const int sets = c.sets(bytes);
   const auto o = random_arrays<float>(c.device, n, sets), lse = random_arrays<float>(c.device, rows, sets);
   const auto other = random_arrays<bf16>(c.device, n, sets), d_o = random_arrays<bf16>(c.device, n, sets);
-  // cuDNN's attention makes these products itself: a step calls it with plait's own attention alone.
+  // cuDNN's attention makes these products itself, so a step calls this kernel only with plait's own attention.
   c.add("attention_delta", 2 * bf * size + f32 * r, sets, 0, [=, &c](int i) {
     kernels::attention_delta(c.device, static_cast<const bf16*>(other(i)), static_cast<const bf16*>(d_o(i)), lse(i),
                              shape);

@@ -1,6 +1,6 @@
-// A training step of a Llama in bf16 on one GPU, launched kernel by kernel and replayed as a graph: tokens per second,
-// utilisation, time against that of its kernels, memory. Forward, loss, backward, clipping by the global norm, AdamW;
-// --microbatches N (8) of --tokens each, whose gradients add up.
+// Measures a training step of a Llama in bf16 on one GPU, launched kernel by kernel and replayed as a graph: tokens per
+// second, utilisation, the time against that of its kernels, and memory. A step has forward, loss, backward, clipping
+// by the global norm and AdamW, with --microbatches N (8) of --tokens each.
 #include <chrono>
 #include <optional>
 
@@ -24,10 +24,10 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 static __global__ void do_nothing() {}
 
-/// Seconds between the starts of kernels that do nothing, in a graph: what a graph needs for a kernel beside its work.
+/// Returns the seconds between the starts of empty kernels in a graph: a graph's overhead for each kernel.
 double seconds_of_a_launch(cuda& device, int kernels) {
   plait::cuda_graph graph(device);
-  plait::detail::launch(device, {1, 32}, do_nothing);  // a kernel is loaded when it is first launched: not in a capture
+  plait::detail::launch(device, {1, 32}, do_nothing);  // loads the kernel, which a capture must not do
   graph.record([&] {
     for (int i = 0; i < kernels; ++i) plait::detail::launch(device, {1, 32}, do_nothing);
   });
@@ -39,7 +39,8 @@ double seconds_of_a_launch(cuda& device, int kernels) {
   return median(times) / kernels;
 }
 
-/// Kernels, copies and fills of what `work` puts into the main stream, which is not run.
+/// Returns the number of kernels, copies and fills that `work` puts into the main stream. They are captured and not
+/// run.
 template <class Work>
 std::size_t count_launches(cuda& device, Work&& work) {
   const cudaStream_t stream = device.main_stream().handle();
@@ -54,7 +55,7 @@ std::size_t count_launches(cuda& device, Work&& work) {
   return nodes;
 }
 
-/// A mesh of one rank, whatever its axes are.
+/// Returns a mesh of one rank with these axes.
 template <class... Axes>
 plait::mesh_shape one_rank(const plait::mesh<Axes...>*) {
   return plait::mesh<Axes...>((static_cast<void>(sizeof(Axes)), 1)...).shape();
@@ -89,8 +90,8 @@ class measurement {
     row(id_ + ".products", static_cast<double>(chosen.size())).text("choices", chosen.text()).print();
   }
 
-  /// Launched steps first, then replayed ones: a graph keeps a step's temporaries for itself, so that taking turns
-  /// would need them twice. Each row is printed when it is known, and what may fail comes last.
+  /// Measures launched steps first, then replayed ones. A graph owns a step's temporaries, so steps in turn would need
+  /// these twice. Each row is printed when it is known, and parts that may fail come last.
   void run() {
     const double tokens = static_cast<double>(s_.tokens * microbatches_);
     const plait::llama_flops flops = plait::flops_per_token(s_.model, seq_);
@@ -112,7 +113,7 @@ class measurement {
   }
 
  private:
-  /// Seconds of a step, from tokens on the host to the loss on the host.
+  /// Returns the seconds of a step, from tokens on the host to the loss on the host.
   double one(bool as_graph) {
     const double begin = now();
     step_.load(ctx_, 0, [&](std::int64_t, auto& ids, auto& labels) {
@@ -150,8 +151,8 @@ class measurement {
         .print();
   }
 
-  /// The step's time over the sum of its kernels' times; by CUPTI, or else what a graph takes for launching them is
-  /// subtracted from a replay.
+  /// Compares the step's time with the sum of its kernels' times. The sum is measured by CUPTI. Without CUPTI it is the
+  /// time of a replay without the graph's overhead for launches.
   void compare_with_kernels(double launched, double replayed) {
     device_.synchronize();
     optimizer_.begin_step(ctx_, 1e-4);
@@ -197,7 +198,7 @@ class measurement {
   double last_loss_ = 0;
 };
 
-/// Before anything is allocated: a step that does not fit says what it would take.
+/// Throws before anything is allocated if a step does not fit; the error has the bytes that it needs.
 void require_memory(cuda& device, std::int64_t planned) {
   std::size_t free = 0, total = 0;
   plait::detail::cuda_check(cudaMemGetInfo(&free, &total), "asking for free memory");

@@ -6,8 +6,8 @@
 
 namespace bench {
 
-/// The most bytes that a training step of the model in bf16 holds at a time on one GPU, by a dry run: `tokens` are
-/// those of a microbatch, in sequences of `seq`. What attention and cuBLASLt need for themselves comes on top.
+/// Returns the peak bytes of a training step of the model in bf16 on one GPU, from a dry run. `tokens` are those of a
+/// microbatch, in sequences of `seq`. Scratch memory of attention and cuBLASLt is not included.
 std::int64_t planned_bytes(const plait::llama_config& model, std::int64_t tokens, std::int64_t seq,
                            std::int64_t microbatches);
 

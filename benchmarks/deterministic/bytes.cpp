@@ -1,4 +1,5 @@
-// The bytes that a step of bench_deterministic is to send, from dry runs: apart, for the time that it takes to compile.
+// The bytes that a step of bench_deterministic should send, from dry runs. A separate file, because it takes long to
+// compile.
 #include "model.hpp"
 #include "plait/plan/dry_run.hpp"
 

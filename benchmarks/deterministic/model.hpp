@@ -1,4 +1,4 @@
-// What the parts of bench_deterministic share: the model and the sizes of a run, and the bytes that a step is to send.
+// The model and the sizes of a run of bench_deterministic, and the bytes that a step should send.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct sizes_of_run {
   std::int64_t seq, batch, microbatches, rounds;
 };
 
-/// The stages of one rank, on a processor or where everything is only counted.
+/// The stages of one rank, on the CPU or on a device that only counts.
 template <class Device>
 class stages {
  public:

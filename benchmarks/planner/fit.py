@@ -1,11 +1,14 @@
-"""fit.py TABLES PLAN_LLAMA [--fit] [--out FILE] [--hardware DIR]: the planner beside published step times.
+"""fit.py TABLES PLAN_LLAMA [--fit] [--out FILE] [--hardware DIR]: compares the planner with published step times.
 
-TABLES is a folder of CSV files with published measurements; PLAN_LLAMA is the program. Prices every row in one call for
-each GPU model and prints, by source, the median, the 90th percentile and the largest relative error. With --fit, finds
-the constants of each GPU model first, on the sources in FITTED alone, by a coordinate search that minimises the mean of
-the absolute logarithms of predicted over published, each capped at 0.3, so that rows that the model cannot know do not
-decide; each source weighs the same. Constants of links are never touched. --out writes the table of residuals. Every published
-configuration ran, so that all must fit in memory: how many are said not to is reported for each source.
+TABLES is a folder of CSV files with published measurements; PLAN_LLAMA is the program. It prices the rows of each GPU model
+in one call. For each source it prints the median, the 90th percentile and the largest relative error.
+
+With --fit, it first finds the constants of each GPU model, on the sources in FITTED only. A coordinate search minimises the
+mean of the absolute logarithms of predicted over published. Each is capped at 0.3, so that rows with effects outside the
+model do not dominate; each source has the same weight. Constants of links are never changed.
+
+--out writes the table of residuals. Every published configuration ran, so all must fit in memory. For each source the number
+of predictions that do not fit is printed.
 """
 import argparse
 import csv
@@ -20,30 +23,30 @@ import tempfile
 import published
 
 FITTED = {"a100": ("sc21",), "h100": ("dgxc",)}
-# Of other software, unknown networks, models of experts, or with a floor of the host's: reported, with the reason in the README.
+# Sources with other software, unknown networks, models of experts, or a limit by the host. The README has the reasons.
 APART = ("sc21_zero3", "sc21_2020", "llm_foundry_a100", "llm_foundry_h100", "internevo", "hf_ultrascale",
          "torchtitan_a100", "torchtitan_h100", "megatron_core", "experts")
 SHARES = {"a100": ("product_share.bf16", "memory_share"),
           "h100": ("product_share.bf16", "product_share.fp8", "attention_share", "memory_share", "tensor_hidden",
                    "data_hidden")}
-# What micro-benchmarks allow: the best products of matmul_mamf.csv reach 0.87 (A100) and 0.80 (H100) of the peak in
-# bf16 and 0.71 in fp8, and here with their ends counted apart; elementwise kernels 0.6 to 0.95 of the memory's rate.
+# Bounds by micro-benchmarks. The best products of matmul_mamf.csv reach 0.87 (A100) and 0.80 (H100) of the peak in bf16
+# and 0.71 in fp8; here their ends are counted separately. Elementwise kernels reach 0.6 to 0.95 of the memory's rate.
 BOUNDS = {"product_share.bf16": (0.5, 0.92), "product_share.fp8": (0.4, 0.85), "attention_share": (0.2, 0.8),
           "memory_share": (0.6, 0.95), "tensor_hidden": (0.0, 0.95), "data_hidden": (0.0, 0.95)}
-# The sizes by which a sweep is of one model; MHA and GQA are two.
+# The sizes that identify the model of a sweep. MHA and GQA are different models.
 SHAPE = ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab")
 ASIDE = ("source", "published", "convention", "gpu", "name", "reserved_gb", "out_of_memory", "peak_gb", "part", "fits", "setting",
          "left_out")
 
 
 def of_part(machine, part):
-    """The description of a machine with what a table prints of its parts and of its network."""
+    """Returns the description of a machine, changed by a table's data on its parts and network."""
     levels = [{**level, **part.get("levels", {}).get(i, {})} for i, level in enumerate(machine["levels"])]
     return {**machine, **part, "levels": levels}
 
 
 def price(program, rows, machine, folder):
-    """The rows with plan_llama's columns added, on the hardware that `machine` describes."""
+    """Returns the rows with plan_llama's columns added, on the hardware that `machine` describes."""
     paths = {}
     for row in rows:
         key = json.dumps(row.get("part", {}))
@@ -63,7 +66,7 @@ def price(program, rows, machine, folder):
 
 
 def errors(rows, priced):
-    """(row, predicted seconds, logarithm of predicted over published) of what is legal."""
+    """Returns (row, predicted seconds, logarithm of predicted over published) for each legal row."""
     return [(row, float(p["step_seconds"]), math.log(float(p["step_seconds"]) / row["published"]))
             for row, p in zip(rows, priced) if p["step_seconds"]]
 
@@ -114,7 +117,7 @@ def quantile(values, q):
 
 
 def fitting(rows):
-    """How many configurations that ran the planner says do not fit, by source and over all tables: each is wrong."""
+    """Prints how many configurations that ran do not fit by the planner, for each source and in all: each is wrong."""
     by_source = {}
     for row in rows:
         if "fits" in row:
@@ -129,8 +132,8 @@ def fitting(rows):
 
 
 def leave_one_out(program, rows, machines, folder):
-    """Fits without one source after the other and reports on the one left out, whose rows keep what is predicted then;
-    and on all of them together."""
+    """Fits without each source, one after the other, and reports the errors on the source left out. Its rows keep these
+    predictions. At last reports on all of them together."""
     print(f"{'left out':18} {'rows':>5} {'median %':>9} {'p90 %':>7} {'worst %':>8}")
 
     def report(name, found):
@@ -153,10 +156,10 @@ def leave_one_out(program, rows, machines, folder):
 
 
 def ranks(results):
-    """Spearman's correlation of published and predicted time of a token on a GPU, within each sweep of one model with
-    one version of a program on one kind of GPU and network that has five layouts or more and spreads by more than a tenth. A layout
-    that was measured several times counts once, by the median: how its repetitions differ is noise, which no prediction
-    can rank. A sweep below 0.9 is named."""
+    """Prints Spearman's correlation of published and predicted time of a token on a GPU, within each sweep. A sweep has one
+    model, one version of a program, one kind of GPU and network, five layouts or more, and times that differ by more than a
+    tenth. If a layout was measured several times, its median counts, because the differences are noise that no prediction can
+    rank. Names sweeps below 0.9."""
     sweeps = {}
     for row, seconds, _ in results:
         gpus = math.prod(int(row.get(axis, 1) or 1) for axis in ("tp", "cp", "pp", "dp"))
@@ -186,8 +189,8 @@ def ranks(results):
 
 
 def memory(program, folder_of_tables, machine, folder):
-    """Of the layouts of one sweep that ran or did not, how many the planner calls wrongly; and its predicted memory
-    beside the allocator's peak."""
+    """Prints for how many layouts of a sweep the planner is wrong about fitting in memory. Also compares predicted memory with
+    the allocator's peak."""
     rows = list(published.ultrascale(folder_of_tables, ran=False))
     priced = price(program, rows, machine, folder)
     counts = {(out, fits): 0 for out in (0, 1) for fits in ("0", "1")}
@@ -206,7 +209,7 @@ def memory(program, folder_of_tables, machine, folder):
 
 
 def experts(program, folder_of_tables):
-    """Layouts that engineers recommend for Llamas: they must fit, and the search must find none worse."""
+    """Checks layouts that engineers recommend for Llamas: they must fit, and the search must not find a slower one."""
     for r in published.read(folder_of_tables, "nemo_recommended_layouts"):
         names = {"8b": "llama-3-8b", "70b": "llama-3-70b", "405b": "llama-3-405b"}
         if r["task"] != "pre_train" or r["model"] not in ("llama3", "llama31") or r["dtype"] not in ("bf16", "fp8"):
@@ -231,7 +234,7 @@ def experts(program, folder_of_tables):
 
 
 def blackwell(program):
-    """Steps on machines that nothing was fitted on, and with one share of their products in fp8 fitted for each."""
+    """Compares steps on machines without a fit, and with one share of fp8 products fitted for each machine."""
     everything = {"as described": [], "one share fitted": []}
     with tempfile.TemporaryDirectory() as folder:
         for system in ("B200", "GB200"):
@@ -253,7 +256,7 @@ def blackwell(program):
 
 
 def peaks(results_with_memory):
-    """Predicted beside published peak memory, by source; what a process cannot allocate does not count."""
+    """Compares predicted with published peak memory, by source, without memory that a process cannot allocate."""
     by_source = {}
     for row, p in results_with_memory:
         if row.get("peak_gb") and p["memory_bytes"]:

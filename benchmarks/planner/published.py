@@ -1,8 +1,8 @@
-"""Published step times as rows that plan_llama prices: one reader for each table. Nothing is fitted here.
+"""Reads published step times as rows for plan_llama, with one reader for each table.
 
-A row is a dict of plan_llama's columns, with `source`, `published` (seconds of a step), `convention` (what had to be
-assumed or derived) and `gpu` beside them. Rows without a printed layout, batch or time, and models that are not dense
-transformers, are left out.
+A row is a dict of plan_llama's columns, and of `source`, `published` (seconds of a step), `convention` (assumptions and
+derived values) and `gpu`. Rows without a printed layout, batch or time, and models that are not dense transformers, are left
+out.
 """
 import csv
 import pathlib
@@ -11,14 +11,14 @@ GPT = {"vocab": 51200, "gated": 0, "tied": 1, "biases": 1, "dropout": 1}
 
 
 def gpt(layers, hidden, heads, seq, vocab=51200, dropout=1):
-    """GPT-3's shape: an MLP of four times the width, learned positions, tied embeddings."""
+    """Returns GPT-3's shape: an MLP of four times the width, learned positions, tied embeddings."""
     return {"vocab": vocab, "hidden": hidden, "layers": layers, "heads": heads, "kv_heads": heads,
             "head_dim": hidden // heads, "ffn": 4 * hidden, "gated": 0, "tied": 1, "biases": 1, "dropout": dropout,
             "positions": seq}
 
 
 def nemotron(layers, hidden, heads, kv_heads, ffn):
-    """Squared ReLU, rotary positions, untied embeddings of 256000 words."""
+    """Returns a shape with squared ReLU, rotary positions, and untied embeddings of 256000 words."""
     return {"vocab": 256000, "hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads,
             "head_dim": hidden // heads, "ffn": ffn, "gated": 0, "tied": 0, "biases": 0, "dropout": 0}
 
@@ -44,7 +44,7 @@ SPELLINGS = {"Llama3.1-8B": "LLAMA3-8B", "Llama3.1-70B": "LLAMA3-70B", "Llama3.1
              "Llama 2 70B": "LLAMA2-70B", "7B": "LLAMA2-7B", "30B": llama(60, 6656, 52, 52, 17920, 103168)}
 
 
-# Of experts; attention's biases and sinks of GPT OSS, and its windows in every second layer, are not priced.
+# Models with experts. GPT OSS's biases and sinks in attention, and its windows in every second layer, are not priced.
 EXPERTS = {
     "qwen3_30b_a3b": {**llama(48, 2048, 32, 4, 768, 151936), "head_dim": 128, "experts": 128, "chosen": 8},
     "qwen3_235b_a22b": {**llama(94, 4096, 64, 4, 1536, 151936), "head_dim": 128, "experts": 128, "chosen": 8},
@@ -52,13 +52,13 @@ EXPERTS = {
 }
 
 
-# Parts of a GPU model and networks that a table prints, as what differs from the machine that the planner knows; fit.py
-# puts it into the description of a row's machine. `levels` are by their place from the inside.
+# Variants of a GPU model and of networks in tables, as differences from the planner's machine. fit.py changes the
+# description of a row's machine by them. `levels` are numbered from the innermost.
 GIBI, MEBI = 1024**3, 1024**2
 A100_40GB = {"memory": 40960 * MEBI, "memory_bandwidth": 1.555e12}  # NVIDIA's data sheet
 H100_HBM2E = {"memory": 96 * GIBI, "memory_bandwidth": 2.4e12}  # arXiv 2410.06511, section 4
-# "4 * 100Gb RoCE" between machines of 8 (InternEvo, doc/en/train_performance.md), at the part of the rate that the
-# 200 Gbit/s of the A100 that the planner knows reach.
+# "4 * 100Gb RoCE" between machines of 8 (InternEvo, doc/en/train_performance.md), at the share of the rate that the
+# 200 Gbit/s of the planner's A100 reach.
 ROCE_4_100 = {"levels": {1: {"bandwidth": 23.5e9 / 2, "shared_by": 2}}}
 
 
@@ -116,7 +116,8 @@ def korthikanti(folder):
 
 
 def zero_bubble(folder):
-    # The last two are searched; with the memory of 1F1B that gives ZB-H1 in all cases (table 5 of the paper).
+    # The last two schedules are searched. With the memory of 1F1B the search gives ZB-H1 in all cases (table 5 of the
+    # paper).
     names = {"1F1B": "1f1b", "ZB-1p": "zb_h1", "ZB-2p": "automatic"}
     for r in read(folder, "zb_throughput_memory"):
         pp, layers = whole(r["p"]), whole(r["layers"])
@@ -220,7 +221,7 @@ def llm_foundry(folder):
         small = "40gb" in r["gpu"]
         yield {**gpt(layers, hidden, heads, seq, 50368, 0), "biases": 0, "gpu": gpu, "published": float(r["derived_iter_s"]),
                "source": f"llm_foundry_{gpu}", "program": "llm-foundry", "part": A100_40GB if small else {},
-               # Composer's DEFAULT reduces in float, PURE in the type that is computed in (mosaicml/composer#2047).
+               # Composer's DEFAULT reduces in float, and PURE in the type of the computation (mosaicml/composer#2047).
                "reduced_bytes": 2 if r["mp_mode"] == "PURE" else 4,
                "precision": "fp8" if "fp8" in r["precision"] else "bf16", "seq": seq, "batch": batch, "tp": 1, "pp": 1,
                "cp": 1, "dp": gpus, "microbatch": whole(r["microbatchsize"]), "schedule": "1f1b", "zero": 3,
@@ -242,21 +243,21 @@ def internevo(folder):
                "published": batch * seq / (float(r["tokens_gpu_s"]) * gpus), "program": "internevo", "seq": seq,
                "batch": batch, "tp": tp, "pp": pp, "dp": dp, "microbatch": r["micro_bsz"],
                "schedule": "1f1b", "zero": 1, "recompute": "none" if r["act_checkpoint"] == "no" else "full",
-               # zero1: among so many data ranks the optimizer's state is shared out.
+               # zero1 is the number of data ranks over which the optimizer's state is cut.
                "replicate": f"dp:{dp // shared}" if 0 < shared < dp else "none", "part": ROCE_4_100,
                "convention": "time from tokens per second; 4 ports of 100 Gbit/s for a machine",
                "name": f"{r['model']} gpus={gpus} tp={tp} pp={pp} seq={seq} zero1={r['zero1']}"}
 
 
 def whole_rate(r):
-    """The rate of an all-reduce over all ranks that a job of nanotron's sweep measured, in GB/s."""
+    """Returns the rate of an all-reduce over all ranks that a job of nanotron's sweep measured, in GB/s."""
     return float(r["nccl_allreduce_gbs"] or 0)
 
 
 def ultrascale(folder, ran=True):
-    """Nanotron's sweep: with `ran`, the rows with times; else those reported out of memory as well, for memory."""
+    """Returns nanotron's sweep: with `ran`, the rows with times; otherwise also rows that ran out of memory."""
     table = list(read(folder, "hf_ultrascale_sweep"))
-    # A network is sound where it reached half of what the best tenth of jobs on as many machines did.
+    # A network is sound if it reached half of the rate of the best tenth of jobs on the same number of machines.
     rates = {}
     for r in table:
         if r["status"] == "Success" and r["step_s_derived"]:
@@ -267,8 +268,8 @@ def ultrascale(folder, ran=True):
         if (r["status"] != "Success" or not r["step_s_derived"]) and (ran or not out_of_memory):
             continue
         tp, pp, dp = whole(r["tp"]), whole(r["pp"]), whole(r["dp"])
-        # What each job measured within a machine. Over all ranks the table's rates fall in proportion to the machines, as no
-        # link's rate does, so that they are not used.
+        # The rates that each job measured within a machine. The rates over all ranks are not used: they fall in
+        # proportion to the machines, which the rate of a link does not.
         gathers, sums = (float(r[f"nccl_{kind}_intra_gbs"] or 0) * 1e9 for kind in ("allgather", "allreduce"))
         levels = {0: {"bandwidth": gathers, "all_reduce_share": sums / gathers}} if gathers else {}
         yield {**llama(whole(r["layers"]), whole(r["hidden"]), whole(r["heads"]), whole(r["kv_heads"]), whole(r["ffn"]),
@@ -280,8 +281,8 @@ def ultrascale(folder, ran=True):
                "zero": whole(r["zero_stage"], 0), "sequence_parallel": 1 if r["tp_mode"] == "REDUCE_SCATTER" else 0,
                "part": {"levels": levels},
                "convention": "time printed; NVLink as the job measured it; a floor of 4.4 ms for a microbatch and layer",
-               # The sweep was measured with two versions of the program, of which only the second had a pipeline, and on
-               # networks of which one in three had a fraction of the others' rate.
+               # The sweep was measured with two versions of the program; only the second had a pipeline. One in three
+               # networks had a fraction of the others' rate.
                "setting": f"version {2 if r['after_pp_fix'] == 'True' else 1}, "
                           f"{'sound' if whole_rate(r) >= sound.get(r['nodes'], 0) else 'slow'} network",
                "reserved_gb": r["mem_reserved_gb"], "out_of_memory": int(out_of_memory),
@@ -289,8 +290,8 @@ def ultrascale(folder, ran=True):
 
 
 def experts(folder):
-    """Models of experts on H100, of which the layout is printed: Qwen3 and GPT OSS. DeepSeek-V3's latent attention,
-    Qwen3-Next's and Nemotron 3's linear layers are other models."""
+    """Returns models with experts on H100 with printed layouts: Qwen3 and GPT OSS. The planner does not have DeepSeek-V3's
+    latent attention, nor the linear layers of Qwen3-Next and Nemotron 3."""
     for table in ("nemo_megatron_bridge_perf", "megatron_examples_moe"):
         for r in read(folder, table):
             shape = EXPERTS.get(r["model"].split(" (")[0].lower().replace("-", "_")
@@ -316,7 +317,7 @@ def experts(folder):
 
 
 def blackwell(system):
-    """Llamas on B200 and GB200 (blackwell.csv beside this file): NVIDIA-NeMo/Megatron-Bridge, docs/, at 0a25f911."""
+    """Returns Llamas on B200 and GB200 (blackwell.csv in this folder): NVIDIA-NeMo/Megatron-Bridge, docs/, at 0a25f911."""
     for r in read(pathlib.Path(__file__).parent, "blackwell"):
         if r["system"] != system:
             continue
