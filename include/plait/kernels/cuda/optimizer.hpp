@@ -13,12 +13,64 @@
 
 namespace plait::kernels {
 
+namespace detail {
+
+inline constexpr std::int64_t optimizer_chunk = 8192;  ///< elements of a block; a multiple of every pack
+inline constexpr int optimizer_threads = 256;
+
+/// The elements of a block of threads: one chunk of one entry.
+struct chunk_of_entry {
+  int entry;
+  std::int64_t begin;
+  int size;
+  template <class Entry>
+  __device__ explicit chunk_of_entry(const tensor_table<Entry>& table) {
+    const int chunk = static_cast<int>(blockIdx.x);
+    entry = table.entry_of(chunk);
+    begin = (chunk - table.first_chunk[entry]) * optimizer_chunk;
+    const std::int64_t left = table.entries[entry].size - begin;
+    size = static_cast<int>(left < optimizer_chunk ? left : optimizer_chunk);
+  }
+};
+
+template <int N, class T>
+__device__ inline element_pack<T, N>& pack_at(T* p) {
+  return *reinterpret_cast<element_pack<T, N>*>(p);
+}
+template <int N, class T>
+__device__ inline const element_pack<T, N>& pack_at(const T* p) {
+  return *reinterpret_cast<const element_pack<T, N>*>(p);
+}
+/// Writes masters to `weight`, rounded.
+template <class W, class M, int N>
+__device__ inline void store_weights(W* weight, const element_pack<M, N>& masters) {
+  element_pack<W, N> rounded;
+  for (int j = 0; j < N; ++j) rounded.at[j] = number<W>(masters.at[j]);
+  pack_at<N>(weight) = rounded;
+}
+/// Calls f(i, n) for this thread's elements i to i + n - 1 of a chunk of `size`: packs of `Width` if `packs`, and
+/// single elements for the rest. n is a `std::integral_constant`.
+template <int Width, class F>
+__device__ inline void each_pack(int size, bool packs, F f) {
+  const int done = packs ? size / Width * Width : 0, thread = static_cast<int>(threadIdx.x);
+  for (int i = thread * Width; i < done; i += optimizer_threads * Width) f(i, std::integral_constant<int, Width>{});
+  for (int i = done + thread; i < size; i += optimizer_threads) f(i, std::integral_constant<int, 1>{});
+}
+
+/// Launches `kernel` for tables of `tensors`, with a block for each chunk.
+template <class Entry, class... Arguments>
+void launch_tables(cuda& device, std::span<const Entry> tensors, void (*kernel)(tensor_table<Entry>, Arguments...),
+                   const std::type_identity_t<Arguments>&... arguments) {
+  for_each_table(tensors, optimizer_chunk, [&](const auto& table, int chunks) {
+    plait::detail::launch(device, {static_cast<unsigned>(chunks), optimizer_threads}, kernel, table, arguments...);
+  });
+}
+
+}  // namespace detail
+
 // ---- AdamW -------------------------------------------------------------------------------------------------------
 
 namespace detail {
-
-inline constexpr std::int64_t adamw_chunk = 8192;  ///< elements per block of threads; a multiple of every pack
-inline constexpr int adamw_threads = 256;
 
 /// The numbers of a step in the type of the arithmetic.
 template <class M>
@@ -56,50 +108,30 @@ __global__ static void adamw_step(const tensor_table<adamw_tensor<M, G, W>> tabl
                                   const adamw_scalars* scalars) {
   if (scalars->update == 0.0) return;
   constexpr int width = vector16<M>::size;
-  using masters = element_pack<M, width>;
-  using gradients = element_pack<G, width>;
-  using weights = element_pack<W, width>;
-  const int chunk = static_cast<int>(blockIdx.x), entry = table.entry_of(chunk);
-  const std::int64_t begin = (chunk - table.first_chunk[entry]) * adamw_chunk;
-  const std::int64_t left = table.entries[entry].size - begin;
-  const int size = static_cast<int>(left < adamw_chunk ? left : adamw_chunk);
-  M* const master = table.entries[entry].master + begin;
-  const G* const gradient = table.entries[entry].gradient + begin;
-  M* const m = table.entries[entry].m + begin;
-  M* const v = table.entries[entry].v + begin;
-  W* const weight = table.entries[entry].weight == nullptr ? nullptr : table.entries[entry].weight + begin;
+  const chunk_of_entry here(table);
+  const adamw_tensor<M, G, W>& entry = table.entries[here.entry];
+  M* const master = entry.master + here.begin;
+  const G* const gradient = entry.gradient + here.begin;
+  M* const m = entry.m + here.begin;
+  M* const v = entry.v + here.begin;
+  W* const weight = entry.weight == nullptr ? nullptr : entry.weight + here.begin;
 
   __shared__ double shared_numbers[4];
-  adamw_share_numbers(shared_numbers, *scalars, table.entries[entry].weight_decay);
+  adamw_share_numbers(shared_numbers, *scalars, entry.weight_decay);
   const adamw_numbers<M> numbers = adamw_numbers<M>::of(shared_numbers, settings);
 
-  int done = 0;
-  if (holds_packs<width>(master) && holds_packs<width>(gradient) && holds_packs<width>(m) && holds_packs<width>(v) &&
-      holds_packs<width>(weight)) {
-    done = size / width * width;
-    for (int i = static_cast<int>(threadIdx.x) * width; i < done; i += adamw_threads * width) {
-      masters p = *reinterpret_cast<masters*>(master + i);
-      masters mean = *reinterpret_cast<masters*>(m + i), square = *reinterpret_cast<masters*>(v + i);
-      const gradients g = *reinterpret_cast<const gradients*>(gradient + i);
-      for (int j = 0; j < width; ++j) numbers.update(p.at[j], number<M>(g.at[j]), mean.at[j], square.at[j]);
-      *reinterpret_cast<masters*>(master + i) = p;
-      *reinterpret_cast<masters*>(m + i) = mean;
-      *reinterpret_cast<masters*>(v + i) = square;
-      if (weight != nullptr) {
-        weights rounded;
-        for (int j = 0; j < width; ++j) rounded.at[j] = number<W>(p.at[j]);
-        *reinterpret_cast<weights*>(weight + i) = rounded;
-      }
-    }
-  }
-  for (int i = done + static_cast<int>(threadIdx.x); i < size; i += adamw_threads) {
-    M p = master[i], mean = m[i], square = v[i];
-    numbers.update(p, number<M>(gradient[i]), mean, square);
-    master[i] = p;
-    m[i] = mean;
-    v[i] = square;
-    if (weight != nullptr) weight[i] = number<W>(p);
-  }
+  const bool packs = holds_packs<width>(master) && holds_packs<width>(gradient) && holds_packs<width>(m) &&
+                     holds_packs<width>(v) && holds_packs<width>(weight);
+  each_pack<width>(here.size, packs, [&](int i, auto n) {
+    constexpr int N = decltype(n)::value;
+    auto p = pack_at<N>(master + i), mean = pack_at<N>(m + i), square = pack_at<N>(v + i);
+    const auto g = pack_at<N>(gradient + i);
+    for (int j = 0; j < N; ++j) numbers.update(p.at[j], number<M>(g.at[j]), mean.at[j], square.at[j]);
+    pack_at<N>(master + i) = p;
+    pack_at<N>(m + i) = mean;
+    pack_at<N>(v + i) = square;
+    if (weight != nullptr) store_weights(weight + i, p);
+  });
 }
 
 }  // namespace detail
@@ -107,10 +139,7 @@ __global__ static void adamw_step(const tensor_table<adamw_tensor<M, G, W>> tabl
 template <class M, class G, class W>
 void adamw_update(cuda& device, std::span<const adamw_tensor<M, G, W>> tensors, const adamw_settings& settings,
                   const adamw_scalars* scalars) {
-  detail::for_each_table(tensors, detail::adamw_chunk, [&](const auto& table, int chunks) {
-    plait::detail::launch(device, {static_cast<unsigned>(chunks), detail::adamw_threads}, detail::adamw_step<M, G, W>,
-                          table, settings, scalars);
-  });
+  detail::launch_tables(device, tensors, detail::adamw_step<M, G, W>, settings, scalars);
 }
 
 // ---- AdamW with moments or values that are rounded for memory ----------------------------------------------------
@@ -172,14 +201,14 @@ __global__ static void adamw_rounded_step(const __grid_constant__ tensor_table<a
   constexpr int held = static_cast<int>(moment_block) / warp_lanes, stretch = 4;
   const int chunk = static_cast<int>(blockIdx.x), entry = table.entry_of(chunk);
   const adamw_rounded_tensor<M, G, W, S>& t = table.entries[entry];
-  const std::int64_t first = (chunk - table.first_chunk[entry]) * (adamw_chunk / moment_block);
+  const std::int64_t first = (chunk - table.first_chunk[entry]) * (optimizer_chunk / moment_block);
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes, warp = static_cast<int>(threadIdx.x) / warp_lanes;
 
   __shared__ double shared_numbers[4];
   adamw_share_numbers(shared_numbers, *scalars, t.weight_decay);
   const adamw_numbers<A> numbers = adamw_numbers<A>::of(shared_numbers, settings);
 
-  for (int i = warp; i < adamw_chunk / moment_block; i += adamw_threads / warp_lanes) {
+  for (int i = warp; i < optimizer_chunk / moment_block; i += optimizer_threads / warp_lanes) {
     // `at` is the start of the block, which may be before the entry's first element
     const std::int64_t block = first + i, at = block * moment_block - t.begin;
     if (block * moment_block >= t.size) break;
@@ -235,34 +264,13 @@ void adamw_update(cuda& device, std::span<const adamw_rounded_tensor<M, G, W, S>
     entries.push_back(t);
     entries.back().size += t.begin;
   }
-  detail::for_each_table(std::span<const adamw_rounded_tensor<M, G, W, S>>(entries), detail::adamw_chunk,
-                         [&](const auto& table, int chunks) {
-                           plait::detail::launch(device, {static_cast<unsigned>(chunks), detail::adamw_threads},
-                                                 detail::adamw_rounded_step<M, G, W, S>, table, settings, scalars);
-                         });
+  detail::launch_tables<adamw_rounded_tensor<M, G, W, S>>(device, entries, detail::adamw_rounded_step<M, G, W, S>,
+                                                          settings, scalars);
 }
 
 // ---- Muon --------------------------------------------------------------------------------------------------------
 
 namespace detail {
-
-inline constexpr std::int64_t muon_chunk = 8192;  ///< elements per block of threads; a multiple of every pack
-inline constexpr int muon_threads = 256;
-
-/// The elements of a block of threads: one chunk of one entry.
-struct chunk_of_entry {
-  int entry;
-  std::int64_t begin;
-  int size;
-  template <class Entry>
-  __device__ explicit chunk_of_entry(const tensor_table<Entry>& table) {
-    const int chunk = static_cast<int>(blockIdx.x);
-    entry = table.entry_of(chunk);
-    begin = (chunk - table.first_chunk[entry]) * muon_chunk;
-    const std::int64_t left = table.entries[entry].size - begin;
-    size = static_cast<int>(left < muon_chunk ? left : muon_chunk);
-  }
-};
 
 /// Computes one element's momentum and direction. A skipped step has direction 0, and does not change the momentum.
 template <class M>
@@ -287,29 +295,20 @@ template <class M, class G>
 __global__ static void muon_momentum_step(const tensor_table<muon_momentum_tensor<M, G>> table,
                                           const muon_settings settings, const adamw_scalars* scalars) {
   constexpr int width = vector16<M>::size;
-  using pack = element_pack<M, width>;
-  using gradients = element_pack<G, width>;
   const chunk_of_entry here(table);
   const G* const gradient = table.entries[here.entry].gradient + here.begin;
   M* const momentum = table.entries[here.entry].momentum + here.begin;
   M* const direction = table.entries[here.entry].direction + here.begin;
   const muon_momentum_arithmetic<M> arithmetic(settings, *scalars);
-  int done = 0;
-  if (holds_packs<width>(gradient) && holds_packs<width>(momentum) && holds_packs<width>(direction)) {
-    done = here.size / width * width;
-    for (int i = static_cast<int>(threadIdx.x) * width; i < done; i += muon_threads * width) {
-      pack m = *reinterpret_cast<pack*>(momentum + i), d;
-      const gradients g = *reinterpret_cast<const gradients*>(gradient + i);
-      for (int j = 0; j < width; ++j) d.at[j] = arithmetic.next(m.at[j], number<M>(g.at[j]));
-      *reinterpret_cast<pack*>(momentum + i) = m;
-      *reinterpret_cast<pack*>(direction + i) = d;
-    }
-  }
-  for (int i = done + static_cast<int>(threadIdx.x); i < here.size; i += muon_threads) {
-    M m = momentum[i];
-    direction[i] = arithmetic.next(m, number<M>(gradient[i]));
-    momentum[i] = m;
-  }
+  const bool packs = holds_packs<width>(gradient) && holds_packs<width>(momentum) && holds_packs<width>(direction);
+  each_pack<width>(here.size, packs, [&](int i, auto n) {
+    constexpr int N = decltype(n)::value;
+    element_pack<M, N> m = pack_at<N>(momentum + i), d;
+    const auto g = pack_at<N>(gradient + i);
+    for (int j = 0; j < N; ++j) d.at[j] = arithmetic.next(m.at[j], number<M>(g.at[j]));
+    pack_at<N>(momentum + i) = m;
+    pack_at<N>(direction + i) = d;
+  });
 }
 
 template <class M, class G>
@@ -320,7 +319,7 @@ __global__ static void muon_rounded_momentum_step(const tensor_table<muon_rounde
   const muon_rounded_tensor<M, G>& entry = table.entries[here.entry];
   const muon_momentum_arithmetic<M> arithmetic(settings, *scalars);
   neighbours_words words(entry.elements, scalars->rounding);
-  for (int i = static_cast<int>(threadIdx.x) * together; i < here.size; i += muon_threads * together) {
+  for (int i = static_cast<int>(threadIdx.x) * together; i < here.size; i += optimizer_threads * together) {
     for (int j = i; j < i + together && j < here.size; ++j) {
       const std::int64_t at = here.begin + j;
       M m = number<M>(entry.momentum[at]);
@@ -334,8 +333,6 @@ template <class M, class W>
 __global__ static void muon_update_step(const tensor_table<muon_tensor<M, W>> table, const adamw_scalars* scalars) {
   if (scalars->update == 0.0) return;
   constexpr int width = vector16<M>::size;
-  using pack = element_pack<M, width>;
-  using weights = element_pack<W, width>;
   const chunk_of_entry here(table);
   const muon_tensor<M, W>& entry = table.entries[here.entry];
   M* const master = entry.master + here.begin;
@@ -344,26 +341,15 @@ __global__ static void muon_update_step(const tensor_table<muon_tensor<M, W>> ta
   const double learning_rate = scalars->learning_rate;
   const M decay = static_cast<M>(1.0 - learning_rate * entry.weight_decay);
   const M rate = static_cast<M>(learning_rate * entry.scale);
-  int done = 0;
-  if (holds_packs<width>(master) && holds_packs<width>(direction) && holds_packs<width>(weight)) {
-    done = here.size / width * width;
-    for (int i = static_cast<int>(threadIdx.x) * width; i < done; i += muon_threads * width) {
-      pack p = *reinterpret_cast<pack*>(master + i);
-      const pack d = *reinterpret_cast<const pack*>(direction + i);
-      for (int j = 0; j < width; ++j) p.at[j] = p.at[j] * decay - d.at[j] * rate;
-      *reinterpret_cast<pack*>(master + i) = p;
-      if (weight != nullptr) {
-        weights rounded;
-        for (int j = 0; j < width; ++j) rounded.at[j] = number<W>(p.at[j]);
-        *reinterpret_cast<weights*>(weight + i) = rounded;
-      }
-    }
-  }
-  for (int i = done + static_cast<int>(threadIdx.x); i < here.size; i += muon_threads) {
-    const M p = master[i] * decay - direction[i] * rate;
-    master[i] = p;
-    if (weight != nullptr) weight[i] = number<W>(p);
-  }
+  const bool packs = holds_packs<width>(master) && holds_packs<width>(direction) && holds_packs<width>(weight);
+  each_pack<width>(here.size, packs, [&](int i, auto n) {
+    constexpr int N = decltype(n)::value;
+    auto p = pack_at<N>(master + i);
+    const auto d = pack_at<N>(direction + i);
+    for (int j = 0; j < N; ++j) p.at[j] = p.at[j] * decay - d.at[j] * rate;
+    pack_at<N>(master + i) = p;
+    if (weight != nullptr) store_weights(weight + i, p);
+  });
 }
 
 template <class T>
@@ -379,27 +365,18 @@ __global__ static void divide_by_norm_of(const T* x, T* y, std::int64_t n, const
 template <class M, class G>
 void muon_momentum(cuda& device, std::span<const muon_momentum_tensor<M, G>> tensors, const muon_settings& settings,
                    const adamw_scalars* scalars) {
-  detail::for_each_table(tensors, detail::muon_chunk, [&](const auto& table, int chunks) {
-    plait::detail::launch(device, {static_cast<unsigned>(chunks), detail::muon_threads},
-                          detail::muon_momentum_step<M, G>, table, settings, scalars);
-  });
+  detail::launch_tables(device, tensors, detail::muon_momentum_step<M, G>, settings, scalars);
 }
 
 template <class M, class G>
 void muon_momentum(cuda& device, std::span<const muon_rounded_tensor<M, G>> tensors, const muon_settings& settings,
                    const adamw_scalars* scalars) {
-  detail::for_each_table(tensors, detail::muon_chunk, [&](const auto& table, int chunks) {
-    plait::detail::launch(device, {static_cast<unsigned>(chunks), detail::muon_threads},
-                          detail::muon_rounded_momentum_step<M, G>, table, settings, scalars);
-  });
+  detail::launch_tables(device, tensors, detail::muon_rounded_momentum_step<M, G>, settings, scalars);
 }
 
 template <class M, class W>
 void muon_update(cuda& device, std::span<const muon_tensor<M, W>> tensors, const adamw_scalars* scalars) {
-  detail::for_each_table(tensors, detail::muon_chunk, [&](const auto& table, int chunks) {
-    plait::detail::launch(device, {static_cast<unsigned>(chunks), detail::muon_threads}, detail::muon_update_step<M, W>,
-                          table, scalars);
-  });
+  detail::launch_tables(device, tensors, detail::muon_update_step<M, W>, scalars);
 }
 
 template <class T>
