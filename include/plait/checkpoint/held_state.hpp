@@ -52,7 +52,7 @@ struct held_tensor {
   bool counts = true;  ///< whether a checkpoint takes it from this stage; of stages that share a parameter, one counts
   dtype type{};        ///< of its elements in a checkpoint
   /// Copies elements [from, to) of the part, at once or in the device's main stream (`downloads_later`), for which the
-  /// caller then waits. It copies a program's own tensors in host memory with `copy_past_cache`.
+  /// caller then waits. For a program's own tensors in host memory, write it with `copy_past_cache`.
   std::function<void(std::int64_t from, std::int64_t to, std::byte* out)> read;
   /// Optional, for a save: copies the device's data, and returns a function that decodes the elements from it, or
   /// nothing if no decoding is needed. Another thread calls that function after the copies are complete.

@@ -1,4 +1,5 @@
-// The definitions of threads.hpp, which includes them unless PLAIT_COMPILED is defined: what the ranks of a run share.
+// Definitions for threads.hpp, which includes this file unless PLAIT_COMPILED is defined: the shared state of a run,
+// and its ranks.
 #pragma once
 
 #if defined(__linux__)

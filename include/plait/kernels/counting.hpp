@@ -37,7 +37,8 @@ void pass(counting_device& device, double arrays, std::int64_t values) {
   device.count_moved(arrays * static_cast<double>(values) * sizeof(T));
 }
 
-/// An activation of `values` values, which passes `arrays` arrays of them, and may take longer to compute than to move.
+/// Counts an activation of `values` values, which moves `arrays` such arrays. Its computation may take longer than the
+/// move.
 template <class T>
 void activate(counting_device& device, double arrays, std::int64_t values, bool backward) {
   device.count_activation(arrays * static_cast<double>(values) * sizeof(T), static_cast<double>(values), backward);

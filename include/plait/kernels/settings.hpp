@@ -340,12 +340,12 @@ PLAIT_INLINE std::vector<double> rope_inverse_frequencies(std::int64_t head_dim,
 
 // ---- activations -------------------------------------------------------------------------------------------------
 
-/// A function f, for `activation_forward` and `activation_backward`.
+/// The function f of `activation_forward` and `activation_backward`.
 enum class activation_function : std::uint8_t {
   relu,       ///< max(x, 0)
   silu,       ///< x / (1 + e^-x)
   gelu,       ///< x Phi(x) with the exact normal distribution function Phi (Hendrycks and Gimpel 2016)
-  gelu_tanh,  ///< x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the approximation GPT-2 uses
+  gelu_tanh,  ///< x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the approximation of GPT-2
 };
 
 // ---- norms (kernels/cpu/norms.hpp) -------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ PLAIT_ALWAYS_INLINE simd::pack<T> tanh(simd::pack<T> u) {
   return A(1) - A(2) / (simd::exp<T>(u * A(2)) + A(1));
 }
 
-/// Phi(x) of the normal distribution
+/// Returns Phi(x), the distribution function of the standard normal distribution.
 template <class A>
 A normal_distribution(A x) {
   return A(0.5) * (A(1) + std::erf(x * A(M_SQRT1_2)));
@@ -139,7 +139,7 @@ PLAIT_ALWAYS_INLINE simd::pack<T> gelu_tanh_slope(simd::pack<T> x) {
   return A(root_2_over_pi) * (A(3 * gelu_cubic) * x * x + A(1));
 }
 
-/// f(x), but for gelu
+/// Returns f(x) for all functions except gelu.
 template <activation_function Function, class T>
 PLAIT_ALWAYS_INLINE simd::pack<T> activated(simd::pack<T> x) {
   using A = arithmetic<T>;
@@ -152,7 +152,7 @@ PLAIT_ALWAYS_INLINE simd::pack<T> activated(simd::pack<T> x) {
     return A(0.5) * x * (tanh<T>(gelu_tanh_input<T>(x)) + A(1));
   }
 }
-/// dy f'(x), but for gelu
+/// Returns dy f'(x) for all functions except gelu.
 template <activation_function Function, class T>
 PLAIT_ALWAYS_INLINE simd::pack<T> activation_gradient(simd::pack<T> x, simd::pack<T> dy) {
   using A = arithmetic<T>;

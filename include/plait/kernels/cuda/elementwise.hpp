@@ -168,7 +168,7 @@ __device__ inline double error_function(double x) { return ::erf(x); }
 __device__ inline float hyperbolic_tangent(float x) { return ::tanhf(x); }
 __device__ inline double hyperbolic_tangent(double x) { return ::tanh(x); }
 
-// Each has two operators: f(x), and dy f'(x).
+// Each function has two operators: f(x), and dy f'(x).
 
 struct relu {
   template <class S>
