@@ -32,7 +32,7 @@ using kernel_operands = std::initializer_list<kernel_operand>;
 
 /// The layout of operand `a`, with the states of indices adapted to the operand `first`. A rank only needs the right
 /// part of indices, so for them invariant and replicated are equivalent.
-constexpr layout beside(kernel_operand a, const layout& first) {
+constexpr layout operand_layout(kernel_operand a, const layout& first) {
   if (a.indices)
     for (axis_id axis : union_of(a.lies.mentioned(), first.mentioned()))
       if (!a.lies.sharded_by(axis) && a.lies.state_of(axis) != state::partial)
@@ -41,7 +41,7 @@ constexpr layout beside(kernel_operand a, const layout& first) {
 }
 
 /// Removes the dims `mixed` from `a`. The kernel mixes their elements, so they must be whole.
-constexpr void take_out(layout& a, const dim_list& mixed, verdict& v) {
+constexpr void remove_dims(layout& a, const dim_list& mixed, verdict& v) {
   for (dim_id dim : mixed) {
     const int at = a.find(dim);
     if (at < 0) continue;
@@ -59,8 +59,8 @@ constexpr derived_layout derive_pointwise(combine how, const dim_list& mixed, co
   static_vector<layout, 5> in;
   std::size_t widest = 0;  // the index of the operand that has all dims of the result except the mixed ones
   for (const kernel_operand& a : all) {
-    in.push_back(beside(a, all.begin()->lies));
-    take_out(in.back(), mixed, r.verdict);
+    in.push_back(operand_layout(a, all.begin()->lies));
+    remove_dims(in.back(), mixed, r.verdict);
     if (in.back().dims.size() > in[widest].dims.size()) widest = in.size() - 1;
   }
   if (!r.verdict.ok()) return r;

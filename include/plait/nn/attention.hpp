@@ -452,15 +452,15 @@ class self_attention : public layer_types<activation_of<Precision>, typename tra
  private:
   /// Throws if the caller gives memory for some of the weights only.
   void check_memory(const std::string& name, const attention_memory<Precision>& memory) const {
-    const detail::memory_part qkv{"qkv", memory.qkv.says_anything()}, out{"out", memory.out.says_anything()},
-        q_norm{"q_norm", memory.q_norm.says_anything()}, k_norm{"k_norm", memory.k_norm.says_anything()},
-        sinks{"sinks", memory.sinks.says_anything()};
+    const detail::memory_part qkv{"qkv", memory.qkv.names_any()}, out{"out", memory.out.names_any()},
+        q_norm{"q_norm", memory.q_norm.names_any()}, k_norm{"k_norm", memory.k_norm.names_any()},
+        sinks{"sinks", memory.sinks.names_any()};
     const bool norms = options_.qk_norm_epsilon > 0;
     detail::require_all_parts(name,
                               {qkv, out, norms ? q_norm : qkv, norms ? k_norm : qkv, options_.sinks ? sinks : qkv});
-    if (!norms && (q_norm.said || k_norm.said))
+    if (!norms && (q_norm.named || k_norm.named))
       fail({name, ": memory.q_norm and memory.k_norm are of norms, and this layer has none (qk_norm_epsilon is 0)"});
-    if (!options_.sinks && sinks.said)
+    if (!options_.sinks && sinks.named)
       fail({name, ": memory.sinks is of sinks, and this layer has none (attention_options::sinks)"});
   }
   /// Makes one sink per head, sharded like the heads.

@@ -306,7 +306,7 @@ class embedding
   using output = typename policy::output;
   using token = std::int64_t;
   using options = embedding_options<Precision>;
-  static_assert(detail::kernels_there<Device>::said);
+  static_assert(detail::kernels_there<Device>::checked);
   static_assert(detail::policy_checked<Policy>);
   static_assert(!detail::policy_requirements<policy>::names_bias,
                 "an embedding has no bias: leave `bias` out of its policy");

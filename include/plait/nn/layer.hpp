@@ -218,7 +218,7 @@ struct kernels_there {
                 "plait: the kernels of layers on GPUs are neither compiled here nor elsewhere: let nvcc compile this "
                 "file, or define PLAIT_COMPILED_CUDA and link with include/plait/compiled_cuda*.cu (CMake: "
                 "plait::compiled_cuda)");
-  static constexpr bool said = true;
+  static constexpr bool checked = true;
 };
 
 }  // namespace detail
@@ -227,7 +227,7 @@ struct kernels_there {
 /// adds no data members.
 template <class T, spec_like Input, spec_like Output, compute_device Device>
 struct layer_types {
-  static_assert(detail::kernels_there<Device>::said);
+  static_assert(detail::kernels_there<Device>::checked);
   using value_type = T;
   using device = Device;
   using input = Input;

@@ -216,7 +216,7 @@ class cross_entropy_loss
   using labels_spec = Labels;
   using output = spec_from<detail::loss_sum<Logits, Labels>, Logits, Labels>;
   using label = std::int64_t;
-  static_assert(detail::kernels_there<Device>::said);
+  static_assert(detail::kernels_there<Device>::checked);
   static_assert(enforced<value, among<Logits, Labels>, Logits, Labels>);
   using other_arrays<cross_entropy_loss, T, Logits, output, Device, double>::forward;
   using other_arrays<cross_entropy_loss, T, Logits, output, Device, double>::backward;

@@ -75,8 +75,7 @@ class swiglu_mlp : public layer_types<activation_of<Precision>, typename transfo
               {detail::describe_branch<typename specs::down>(ctx, name + ".down_proj", init, bias, lora.down)},
               memory.down, {}, detail::chosen_overlap<typename specs::up>(overlap, name)) {
     enforce_boundary<input>(ctx, name + ": input");
-    detail::require_all_parts(name,
-                              {{"gate_up", memory.gate_up.says_anything()}, {"down", memory.down.says_anything()}});
+    detail::require_all_parts(name, {{"gate_up", memory.gate_up.names_any()}, {"down", memory.down.names_any()}});
   }
 
   /// Adds `addend`, such as the residual stream, to the output unless it is null.

@@ -256,7 +256,7 @@ class parameter {
   /// was not called. To drop such a gradient, call `discard_gradient`.
   void zero_gradient(const context<Device>& ctx);
   /// Does the same, called by `zero_gradients`.
-  void begin_with_others(const context<Device>& ctx) {
+  void zero_gradient_in_step(const context<Device>& ctx) {
     zero_gradient(ctx);
     begun_in_ = sums_->calls;
   }
@@ -782,7 +782,7 @@ void zero_gradients(const context<Device>& ctx, Layers&... layers) {
   each_parameter(
       [&](auto& p) {
         users.add(p);
-        p.begin_with_others(ctx);
+        p.zero_gradient_in_step(ctx);
       },
       layers...);
 }

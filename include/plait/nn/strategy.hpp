@@ -521,7 +521,7 @@ namespace detail {
 
 /// The residual with the axes of a branch's weights in the state `State`; they shard none of its dims.
 template <class S, state State>
-struct beside_value {
+struct branch_boundary {
   static constexpr layout value = [] {
     layout a = layout_v<typename S::residual>;
     for (axis_id axis : sharding_axes(layout_v<spec<typename S::query_heads>>)) {
@@ -543,10 +543,10 @@ struct in_parallel : Base {
   static_assert(detail::sharding_axes(layout_v<spec<typename Base::query_heads>>) ==
                     detail::sharding_axes(layout_v<spec<typename Base::feed_forward>>),
                 "branches side by side need heads and ffn sharded over the same axes, in the same order");
-  using branch_input = spec_from<detail::beside_value<Base, state::replicated>, typename Base::residual,
+  using branch_input = spec_from<detail::branch_boundary<Base, state::replicated>, typename Base::residual,
                                  spec<typename Base::query_heads>>;
-  using branch_output =
-      spec_from<detail::beside_value<Base, state::partial>, typename Base::residual, spec<typename Base::query_heads>>;
+  using branch_output = spec_from<detail::branch_boundary<Base, state::partial>, typename Base::residual,
+                                  spec<typename Base::query_heads>>;
 };
 
 // Strategies for mixtures of experts.

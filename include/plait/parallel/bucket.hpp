@@ -427,8 +427,8 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     fail({"parameter_bucket: ", p.name(), " lies in no array of it"});
   }
   void move_in(const context<Device>& ctx, const std::shared_ptr<parameter_bucket>& self) {
-    const bool apart = rounded || level_ == zero_level::parameters;
-    if (apart) {
+    const bool separate_masters = rounded || level_ == zero_level::parameters;
+    if (separate_masters) {
       const auto n = static_cast<std::size_t>(slice_);
       own_masters_ = rounded ? make_optimizer_buffer<master_type>(ctx.device, n)
                              : make_collective_buffer<master_type>(ctx.device, n);
@@ -445,7 +445,8 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
       else
         masters_ = values_ + rank_ * slice_;
     }
-    if (apart) ctx.device.zero(masters_, own_masters_.bytes(), ctx.device.main_stream());  // padding is sent too
+    if (separate_masters)
+      ctx.device.zero(masters_, own_masters_.bytes(), ctx.device.main_stream());  // padding is sent too
     for (const member& m : members_) {
       const std::int64_t at = begin_of(*m.who);
       storage::move(ctx, *m.who, *this, at);

@@ -353,7 +353,7 @@ class pipeline {
   /// Prepares recording: later steps never query whether an operation is complete (`release_by_schedule`).
   void prepare_recording() {
     executor_->release_by_schedule();
-    units_.ask_nobody();
+    units_.stop_polling();
   }
   /// Gathers values that have changed, such as by a loaded checkpoint, except parameters that are gathered at each use.
   /// Without this call, the next pass does it.

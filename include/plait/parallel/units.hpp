@@ -81,7 +81,7 @@ class parameter_units {
   /// Drops the reductions of a step that an exception has ended, so that another step can begin.
   void abandon_step();
   /// Makes later steps never query whether an operation is complete, because a recording cannot query it.
-  void ask_nobody() { asks_ = false; }
+  void stop_polling() { polls_ = false; }
   /// Waits until all operations in flight are complete.
   void settle();
 
@@ -109,7 +109,7 @@ class parameter_units {
 
   /// Polls operations in flight, because backends such as MPI progress only when they are polled.
   void progress() {
-    if (!asks_) return;
+    if (!polls_) return;
     for (kept_unit& u : units_)
       for (const auto& b : u.buckets) b->progress();
   }
@@ -117,7 +117,8 @@ class parameter_units {
   /// Puts arrays whose members have equal reductions over data axes into buckets.
   void make_buckets(const context<Device>& ctx, kept_unit& u, const std::vector<parameter*>& own);
   /// Returns the reason why a parameter cannot lie in a bucket, or "".
-  std::string why_alone(const parameter& p, const reduction_axes& how, const std::vector<parameter*>& own) const {
+  std::string reason_outside_bucket(const parameter& p, const reduction_axes& how,
+                                    const std::vector<parameter*>& own) const {
     const auto& array = *p.array();
     if (!p.gather_plan().trivial()) return " is stored as " + describe(p.stored()) + ", by its strategy's `stored`";
     if (array.callers_values() || array.callers_gradients()) return " lies in the caller's memory";
@@ -137,7 +138,7 @@ class parameter_units {
   std::vector<kept_unit> units_;
   std::map<const parameter*, int> owner_;
   detail::memory_users users_;
-  bool asks_ = true;
+  bool polls_ = true;
 };
 
 template <class Precision, compute_device Device>
@@ -198,8 +199,8 @@ std::string parameter_units<Precision, Device>::name(int unit) const {
     const std::string& name = p->name();
     if (first.empty()) common = name;
     if (first.empty() || name < first) first = name;
-    const auto apart = std::mismatch(common.begin(), common.end(), name.begin(), name.end()).first;
-    common.erase(apart, common.end());
+    const auto first_difference = std::mismatch(common.begin(), common.end(), name.begin(), name.end()).first;
+    common.erase(first_difference, common.end());
   }
   const std::size_t dot = common == first ? std::string::npos : common.rfind('.');
   return common == first || dot == std::string::npos ? first : common.substr(0, dot);
@@ -325,7 +326,7 @@ void parameter_units<Precision, Device>::make_buckets(const context<Device>& ctx
       u.alone.push_back(p);
       continue;
     }
-    if (const std::string why = why_alone(*p, how, own); !why.empty()) {
+    if (const std::string why = reason_outside_bucket(*p, how, own); !why.empty()) {
       if (level_ != zero_level::replicated && !how.shard.empty())
         fail({"data parallelism: ", name_of(level_), " cuts what lies as it is used, and the parameter ", p->name(),
               why, "; use zero_level::replicated"});

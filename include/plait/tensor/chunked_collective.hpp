@@ -31,7 +31,7 @@ template <compute_device Device>
 class chunks_under_way {
  public:
   void wait() {
-    for (std::size_t i = 0; i < slots; ++i) going_[(next_ + i) % slots].wait();
+    for (std::size_t i = 0; i < slots; ++i) requests_[(next_ + i) % slots].wait();
     for (buffer<Device>& b : parts_) b.reset();
   }
 
@@ -40,7 +40,7 @@ class chunks_under_way {
   static constexpr std::size_t slots = 2;
 
   std::array<buffer<Device>, slots> parts_;  ///< must outlive the requests, which are destroyed first
-  std::array<request, slots> going_;
+  std::array<request, slots> requests_;
   std::size_t next_ = 0;
 };
 
@@ -60,7 +60,7 @@ class whole_gather {
   std::int64_t row_ = 0;  ///< bytes of a row
   void* out_ = nullptr;
   buffer<Device> parts_;  ///< the ranks' parts, if the matrix does not hold them contiguously; must outlive the request
-  request coming_;
+  request request_;
 };
 
 /// The single all-gather, reduce-scatter or all-reduce of a plan, cut into chunks. Each chunk has a piece of every
@@ -206,7 +206,7 @@ class chunked_collective {
 
 template <compute_device Device>
 void whole_gather<Device>::finish(Device& device) {
-  coming_.wait();
+  request_.wait();
   if (parts_.empty()) return;
   from_->to_blocks(device, from_->whole(), parts_.data(), out_, row_);
   parts_.reset();
@@ -250,7 +250,7 @@ whole_gather<Device> chunked_collective::start_whole(Device& device, const void*
   all.row_ = width_ * static_cast<std::int64_t>(size_of(type));
   if (p.outers > 1)
     all.parts_ = buffer<Device>::for_collectives(device, static_cast<std::size_t>(all_rows(p) * all.row_));
-  start_gather(p, in, p.outers > 1 ? all.parts_.data() : out, type).swap(all.coming_);
+  start_gather(p, in, p.outers > 1 ? all.parts_.data() : out, type).swap(all.request_);
   return all;
 }
 
@@ -263,13 +263,13 @@ chunks_under_way<Device> chunked_collective::reduce(Device& device, void* out, d
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     const piece& p = pieces_[i];
     const std::size_t mine = i % all.slots;
-    all.going_[mine].wait();
+    all.requests_[mine].wait();
     void* const to_rank = at(out, local_row(p) * row);
     if (kind_ == transition_kind::all_reduce) {
       const detail::row_range part = rows(p, own_);
       make(part.first, part.count, to_rank);
       comm_->start_all_reduce(to_rank, to_rank, static_cast<std::size_t>(part.count * width_), type, reduce_op::sum)
-          .swap(all.going_[mine]);
+          .swap(all.requests_[mine]);
     } else {
       buffer<Device>& parts = all.parts_[mine];
       if (parts.empty()) parts = room(device, row);
@@ -280,7 +280,7 @@ chunks_under_way<Device> chunked_collective::reduce(Device& device, void* out, d
         make(first, rows, at(made, before * row));
       });
       if (p.outers > 1) from_blocks(device, p, made, parts.data(), row);
-      start_scatter(p, parts.data(), to_rank, type).swap(all.going_[mine]);
+      start_scatter(p, parts.data(), to_rank, type).swap(all.requests_[mine]);
     }
     all.next_ = (mine + 1) % all.slots;
   }

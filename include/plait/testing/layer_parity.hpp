@@ -277,7 +277,7 @@ layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Mak
     const layer_plan plan = dry_run(ranks.shape(), sizes, ranks.rank(), make, how.policy, how.order);
     constexpr bool ragged = requires { L::ragged; };                    // then the dry run counts a mean
     out.found.require(how.reused || ragged || held == plan.kept_bytes,  // earlier values count too
-                      cat({"a forward pass keeps ", held, " bytes, and the dry run said ", plan.kept_bytes}));
+                      cat({"a forward pass keeps ", held, " bytes, and the dry run predicted ", plan.kept_bytes}));
     out.found.add(compare_ledgers(forward, plan.forward, false, ragged), "forward");
     out.found.add(compare_ledgers(ranks.ledger(), plan.backward, false, ragged), "backward");
     for (const ledger::row& row : ranks.ledger().rows)

@@ -134,11 +134,11 @@ std::vector<Number> numbers_of(const recorded_array& a) {
 
 /// The elements in which two arrays differ.
 template <class Number>
-struct apart {
+struct differing {
   std::vector<std::size_t> at;
   double limit = 0;
 
-  apart(const std::vector<Number>& a, const std::vector<Number>& b, double relative, double absolute) {
+  differing(const std::vector<Number>& a, const std::vector<Number>& b, double relative, double absolute) {
     double largest = 0;
     for (const std::vector<Number>* all : {&a, &b})
       for (const Number x : *all)
@@ -152,7 +152,7 @@ struct apart {
 };
 
 /// Returns how the ranks' records of one array disagree in shape or layout, or an empty text.
-inline std::string declared_apart(const array_parts& parts) {
+inline std::string declaration_difference(const array_parts& parts) {
   const auto declared = [](const recorded_array& a) {
     std::string text = cat({name_of(a.type), " ", a.lies.spec, " of ", shape_of(a.lies)});
     return cat({text, " on the mesh ", mesh_of(a.lies)});
@@ -178,8 +178,8 @@ inline std::string declared_apart(const array_parts& parts) {
 /// Returns an error text: `ranks` have other numbers than the rank of `a`, for example at element `i` of the part of
 /// `b`.
 template <class Number>
-std::string replicas_apart(const array_part& a, const array_part& b, const std::vector<std::size_t>& ranks,
-                           std::size_t i) {
+std::string replica_difference(const array_part& a, const array_part& b, const std::vector<std::size_t>& ranks,
+                               std::size_t i) {
   std::string states;
   const exported_layout& lies = a.array->lies;
   for (std::size_t k = 0; k < lies.mesh.size(); ++k)
@@ -226,7 +226,7 @@ whole_array<Number> assemble(const array_parts& parts, const std::set<std::strin
       continue;
     }
     const std::vector<Number> before = numbers_of<Number>(*place->second->array);
-    const auto& differ = apart<Number>(before, own, replicas, 0).at;
+    const auto& differ = differing<Number>(before, own, replicas, 0).at;
     const auto found = std::find_if(differ.begin(), differ.end(), [&](std::size_t i) {
       return before[i] == before[i] || own[i] == own[i];  // a NaN in both is found by the comparison of runs
     });
@@ -234,7 +234,7 @@ whole_array<Number> assemble(const array_parts& parts, const std::set<std::strin
     if (first == nullptr) first = place->second, other = &p, at = *found;
     faulty.push_back(static_cast<std::size_t>(p.rank));
   }
-  if (first != nullptr) out.fault = replicas_apart<Number>(*first, *other, faulty, at);
+  if (first != nullptr) out.fault = replica_difference<Number>(*first, *other, faulty, at);
   return out;
 }
 
@@ -260,7 +260,7 @@ std::string missing_sum(const array_parts& parts, const std::vector<Number>& exp
     for (std::size_t i = 0; i < axes.size(); ++i)
       if ((set >> i & 1u) != 0) summed.insert(axes[i]), append(label, {label.empty() ? "" : "*", axes[i]});
     const whole_array<Number> sum = assemble<Number>(parts, summed, limits.replicas);
-    if (!sum.fault.empty() || !apart<Number>(sum.values, expected, limits.relative, limits.absolute).at.empty())
+    if (!sum.fault.empty() || !differing<Number>(sum.values, expected, limits.relative, limits.absolute).at.empty())
       return false;
     text = cat({"; their sum over ", label, " equals the other run: a reduction over ", label, " is missing"});
     return true;
@@ -286,7 +286,7 @@ inline std::vector<std::pair<std::string, double>> factors_of(const exported_lay
 
 /// Finds the common ratio of all differing elements, and the axes that explain it.
 template <class Number>
-void find_ratio(const std::vector<Number>& one, const std::vector<Number>& many, const apart<Number>& found,
+void find_ratio(const std::vector<Number>& one, const std::vector<Number>& many, const differing<Number>& found,
                 const std::vector<std::pair<std::string, double>>& factors, program_difference& d) {
   const auto holds = [&](double ratio) {
     return std::all_of(found.at.begin(), found.at.end(), [&](std::size_t i) {
@@ -326,7 +326,7 @@ program_difference array_difference(const array_parts& one, const array_parts& m
     d.what = cat({"in the first run, ", a.fault, b.fault.empty() ? missing_sum(one, b.values, limits) : ""});
   else if (!b.fault.empty())
     d.what = cat({"in the second run, ", b.fault, missing_sum(many, a.values, limits)});
-  const apart<Number> found(a.values, b.values, limits.relative, limits.absolute);
+  const differing<Number> found(a.values, b.values, limits.relative, limits.absolute);
   if (!d.what.empty() || found.at.empty()) return d;
   const exported_layout &first = one[0].array->lies, &second = many[0].array->lies;
   const std::size_t at = found.at[0];
@@ -354,8 +354,8 @@ inline array_parts parts_of(const program_run& run, std::size_t step, const std:
 
 inline program_difference compare_array(const array_parts& one, const array_parts& many, const parity_limits& limits) {
   if (one.empty() || many.empty()) return {cat({"is in the ", one.empty() ? "second" : "first", " run alone"})};
-  if (const std::string fault = declared_apart(one); !fault.empty()) return {"in the first run, " + fault};
-  if (const std::string fault = declared_apart(many); !fault.empty()) return {"in the second run, " + fault};
+  if (const std::string fault = declaration_difference(one); !fault.empty()) return {"in the first run, " + fault};
+  if (const std::string fault = declaration_difference(many); !fault.empty()) return {"in the second run, " + fault};
   const recorded_array &a = *one[0].array, &b = *many[0].array;
   const std::string first = shape_of(a.lies), second = shape_of(b.lies);
   if (first != second) return {cat({"is ", first, " in the first run and ", second, " in the second"})};

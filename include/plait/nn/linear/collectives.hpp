@@ -61,7 +61,7 @@ class row_stage {
   /// Gathers all rows to `room`. If `overlaps`, the gather runs concurrently with the work that follows, until
   /// `whole_gather::finish`.
   template <class T, compute_device Device>
-  whole_gather<Device> gather_beside(Device& device, const T* in, buffer<Device>& room, bool overlaps) const {
+  whole_gather<Device> gather_concurrently(Device& device, const T* in, buffer<Device>& room, bool overlaps) const {
     if (chunks_ && overlaps) {
       make_room<T>(device, room);
       return chunks_.start_whole(device, in, room.data(), dtype_of<T>);

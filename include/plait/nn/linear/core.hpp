@@ -461,7 +461,7 @@ void linear_core<Precision, Device>::backward(const microbatch<Device>& mb, cons
   }
   whole_gather<Device> again;  // the gather of an input that was not kept
   if (weights && saved.gathered.empty())
-    again = forward_input_.gather_beside(ctx.device, x, saved.gathered, dx != nullptr);
+    again = forward_input_.gather_concurrently(ctx.device, x, saved.gathered, dx != nullptr);
   buffer<Device> dadapted = adapters_.room(ctx.device);
   product_result made;
   const T* d = dy;

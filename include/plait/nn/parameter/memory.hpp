@@ -31,9 +31,9 @@ template <class T>
 class memory_at {
  public:
   constexpr memory_at() noexcept {}  // g++ 12 fails if it is defaulted and a member's initialiser names memory
-  constexpr memory_at(own_memory_t) : said_(true) {}                           // NOLINT: as members of parameter_memory
-  constexpr memory_at(T* pointer) : at_(pointer), said_(true), here_(true) {}  // NOLINT
-  constexpr memory_at(std::nullptr_t) : said_(true), here_(true) {}            // NOLINT
+  constexpr memory_at(own_memory_t) : named_(true) {}  // NOLINT: as members of parameter_memory
+  constexpr memory_at(T* pointer) : at_(pointer), named_(true), given_(true) {}  // NOLINT
+  constexpr memory_at(std::nullptr_t) : named_(true), given_(true) {}            // NOLINT
   template <class Other>
     requires same_bits<Other, T>
   memory_at(Other* pointer) : memory_at(elements_of<T>(pointer)) {}  // NOLINT
@@ -46,9 +46,9 @@ class memory_at {
 
   /// Null for memory that the layer allocates.
   constexpr T* pointer() const { return at_; }
-  constexpr bool said() const { return said_; }
+  constexpr bool named() const { return named_; }
   /// Whether the caller has given a pointer.
-  constexpr bool given() const { return here_; }
+  constexpr bool given() const { return given_; }
   /// The layout and the number of elements of a typed pointer; null for a bare pointer.
   const layout* lies() const { return lies_; }
   std::int64_t size() const { return size_; }
@@ -57,8 +57,8 @@ class memory_at {
   T* at_ = nullptr;
   const layout* lies_ = nullptr;
   std::int64_t size_ = 0;
-  bool said_ = false;
-  bool here_ = false;
+  bool named_ = false;
+  bool given_ = false;
 };
 
 /// The layouts of an array with the parameters of a layer: one, or several contiguous ones.
@@ -92,9 +92,9 @@ struct parameter_memory {
   memory_at<gradient_of<Precision>> bias_reduced{};
 
   /// Whether any array is given.
-  bool says_anything() const {
-    return weight.said() || gradient.said() || bias.said() || bias_gradient.said() || master.said() ||
-           bias_master.said() || reduced.said() || bias_reduced.said();
+  bool names_any() const {
+    return weight.named() || gradient.named() || bias.named() || bias_gradient.named() || master.named() ||
+           bias_master.named() || reduced.named() || bias_reduced.named();
   }
 
   /// Throws if a pointer is null or an array is missing. Throws also if the layer does not need an array. Such arrays
@@ -119,7 +119,7 @@ struct parameter_memory {
     }
     if (first.empty()) return;
     for (const asked& m : all)
-      if (m.needed && !m.said)
+      if (m.needed && !m.named)
         fail({layer, ": memory gives ", first, " but not ", m.name,
               ": give a pointer, or pl::own_memory, and the layer allocates it"});
   }
@@ -130,7 +130,7 @@ struct parameter_memory {
     template <class T>
     asked(std::string_view n, const memory_at<T>& at, const array_layouts* a, bool is_needed, bool is_stored)
         : name(n),
-          said(at.said()),
+          named(at.named()),
           given(at.given()),
           null(!at.pointer()),
           needed(is_needed),
@@ -165,7 +165,7 @@ struct parameter_memory {
     }
 
     std::string_view name;
-    bool said, given, null, needed, stored;
+    bool named, given, null, needed, stored;
     const array_layouts* array;
     const layout* lies;
     std::int64_t size;
@@ -176,16 +176,16 @@ namespace detail {
 
 struct memory_part {
   const char* name;
-  bool said;
+  bool named;
 };
 
 /// For a layer of several sublayers: throws if the caller gives the memory of some and not of others.
 inline void require_all_parts(std::string_view layer, std::initializer_list<memory_part> parts) {
   const char* first = nullptr;
   for (const memory_part& p : parts)
-    if (p.said && !first) first = p.name;
+    if (p.named && !first) first = p.name;
   for (const memory_part& p : parts)
-    if (first && !p.said)
+    if (first && !p.named)
       fail({layer, ": memory gives ", first, " but not ", p.name,
             ": give pointers, or pl::own_memory for its weight and gradient, and the layer allocates them"});
 }
