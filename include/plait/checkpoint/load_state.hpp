@@ -311,7 +311,7 @@ class no_optimizer_state : public error_of_all {
 struct load_rules {
   std::vector<held_tensor> tensors{};  ///< tensors of the program, in addition to the model's and the optimizer's
   std::function<std::string(const std::string&)> stored_name{};  ///< returns the name in the step of a model's tensor
-  /// which tensors of the model may be absent in the step, and keep their values
+  /// Which tensors of the model may be absent in the step. They keep their values.
   std::function<bool(const std::string&)> may_miss{};
   std::function<bool(const std::string&)> may_ignore{};  ///< which tensors of the step may be absent in the model
   std::size_t exchange_bytes = std::size_t{64} << 20;    ///< the most bytes of a rank that are sent at once

@@ -604,7 +604,7 @@ PLAIT_INLINE std::uint64_t safetensors_header_end(std::span<const std::byte> sta
     fail({source, ": ", file_bytes, " bytes are no safetensors file; it starts with 8 bytes of header length"});
   std::uint64_t length = 0;
   std::memcpy(&length, start.data(), 8);
-  // a file of another format may begin with any number
+  // A file of another format may begin with any number.
   if (length > safetensors_max_header || length > file_bytes - 8) {
     const std::string_view other = foreign_file({reinterpret_cast<const char*>(start.data()), start.size()});
     if (!other.empty()) fail({source, ": this is no safetensors file but ", other});

@@ -108,7 +108,7 @@ class share_writer {
   std::vector<std::pair<std::string, std::uint64_t>> blobs_;
   std::string name_;
   written_share done_;
-  /// of each box: index of its tensor, and of the box in the tensor
+  /// For each box: the index of its tensor, and of the box in the tensor.
   std::vector<std::pair<std::size_t, std::size_t>> places_;
   std::optional<safetensors_stream> out_;
 };

@@ -204,7 +204,7 @@ inline std::uint32_t crc32c_of(const open_file& file, std::uint64_t position, st
                                std::uint32_t sum = 0) {
   constexpr std::uint64_t block = std::uint64_t{4} << 20, page = 4096;
   scratch.grow(static_cast<std::size_t>(std::min(bytes, block) + page));
-  // with the page offset of the file, so reads bypass the cache
+  // With the page offset of the file, reads bypass the cache.
   std::byte* const to = scratch.data() + position % page;
   for (std::uint64_t at = 0; at < bytes; at += block) {
     const std::span<std::byte> some(to, static_cast<std::size_t>(std::min(block, bytes - at)));

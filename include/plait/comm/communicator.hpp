@@ -32,7 +32,7 @@ struct call {
   collective kind = collective::barrier;
   const void* in = nullptr;  ///< this rank's input: all kinds but receive
   void* out = nullptr;       ///< this rank's output: all kinds but send; equals `in` for a broadcast
-  /// of a rank's part (all_gather, reduce_scatter), a pair's part (all_to_all), or the whole array (others)
+  /// Elements of a rank's part (all_gather, reduce_scatter), a pair's part (all_to_all), or the whole array (others).
   std::size_t count = 0;
   dtype type = dtype::u8;
   reduce_op op = reduce_op::sum;

@@ -33,7 +33,7 @@ double comm_clock();
 /// operations overlap.
 class busy_time {
  public:
-  /// Begins an operation whose span is added later. The last open operation ends with `last`.
+  /// Begins an operation whose span is added later. `last` ends it, after the span was added.
   void open() { ++open_; }
   void last();
   /// Adds a span, in seconds of one clock.

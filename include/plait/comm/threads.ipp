@@ -135,7 +135,7 @@ class run_state {
         }
       }
     }
-    // after the unlock, or woken ranks would block on the mutex
+    // Ranks are woken after the unlock; otherwise they would block on the mutex.
     for (std::size_t i = 0; i < count; ++i) wake(woken[i]->word);
   }
 

@@ -126,7 +126,7 @@ class cuda {
     int device = 0;     ///< CUDA's index of the GPU
     bool tf32 = false;  ///< float products round factors to 10 bits of mantissa (tensor cores); else full float
     std::size_t workspace_bytes = std::size_t{32} << 20;  ///< for products; cuBLAS recommends 32 MiB for Hopper
-    /// a stream of the caller to work on; null: the device makes one
+    /// A stream of the caller to work on; null: the device makes one.
     cudaStream_t main = nullptr;
     /// Other GPUs of this process that may access this device's memory, as NCCL has them do.
     std::vector<int> peers{};

@@ -113,7 +113,7 @@ class posix_file : public open_file {
   int direct_descriptor() const {
 #ifdef O_DIRECT
     std::call_once(opened_, [&] {
-      // valid even if the file was renamed
+      // This path is valid even if the file was renamed.
       const std::string same = "/proc/self/fd/" + std::to_string(descriptor_.value());
       direct_ = uninterrupted([&] { return ::open(same.c_str(), access_ | O_DIRECT | O_CLOEXEC); });
     });

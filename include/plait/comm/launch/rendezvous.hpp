@@ -417,7 +417,7 @@ class rendezvous_server {
     }
     ::poll(watched.data(), watched.size(),
            static_cast<int>(std::clamp((until_ - comm_clock()) * 1000, 1.0, full_ ? 100.0 : 1000.0)));
-    // a rank whose connection was lost may connect again; ranks send nothing after the greeting
+    // A rank whose connection was lost may connect again. Ranks send nothing after the greeting.
     for (tcp_socket& s : here_) {
       char byte;
       if (s && ::recv(s.get(), &byte, 1, MSG_PEEK) >= 0) s = tcp_socket();

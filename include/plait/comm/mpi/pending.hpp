@@ -193,7 +193,7 @@ struct state {
   std::string label;
   double deadline = 600;        ///< seconds; 0: none
   std::size_t limit = INT_MAX;  ///< elements per MPI call
-  /// bytes per message of a large asynchronous collective; 0: as `slow` requires
+  /// Bytes per message of a large asynchronous collective; 0: as `slow` requires.
   std::size_t piece = 0;
   MPI_Errhandler callers = MPI_ERRHANDLER_NULL;  ///< the caller's error handler, of an attached communicator
   std::string dropped;                           ///< an error that no wait has thrown; the next operation throws it
@@ -456,7 +456,7 @@ inline void mover::move_others(operation& o) {
 
 inline void mover::move() {
   using std::chrono::microseconds;
-  // a 10 Gbit/s link moves 500 kB in this time, less than sockets buffer
+  // A 10 Gbit/s link moves 500 kB in the longest pause, which is less than sockets buffer.
   constexpr microseconds shortest{50}, longest{400};
   microseconds pause = shortest;
   std::unique_lock lock(mutex_);

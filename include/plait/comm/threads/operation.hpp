@@ -97,9 +97,9 @@ struct part {
   bool here = false;
   bool starts = false;       ///< asynchronous: the rank waits later
   std::uint64_t ticket = 0;  ///< in the rank's flight recorder
-  // for a ragged call: counts and offsets per peer, in elements (the vectors keep their memory between operations)
+  // Members for a ragged call: counts and offsets per peer, in elements. The vectors keep their memory for reuse.
   std::vector<std::size_t> send_counts, send_offsets, receive_counts, receive_offsets;
-  // for a split
+  // Members for a split.
   int color = 0, key = 0;
   std::string label;
   std::shared_ptr<group> child;

@@ -145,7 +145,7 @@ void cross_entropy_backward(cpu&, const T* logits, const Id* targets, const stat
     const auto gradient = [=](simd::pack<T> v) { return simd::exp<T>(v - maximum) * factor - uniform; };
     const std::int64_t at = static_cast<std::int64_t>(targets[r]) - range.first_column;
     const bool here = at >= 0 && at < valid;
-    // read before d is written, because d may be x
+    // The target's logit is read before d is written, because d may be x.
     const A of_target = here ? gradient(simd::splat(widened(x[at])))[0] : A(0);
     simd::transform(valid, d, gradient, x);
     std::fill(d + valid, d + range.columns, T{});

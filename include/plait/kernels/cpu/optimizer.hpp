@@ -83,7 +83,7 @@ template <class M, class G, class W>
 void adamw_update(cpu& device, std::span<const adamw_tensor<M, G, W>> tensors, const adamw_settings& settings,
                   const adamw_scalars* scalars) {
   if (scalars->update == 0) return;
-  // elements that are updated before their rounded copies are written, while in the cache
+  // Rounded copies are written after this many elements, while these are in the cache.
   constexpr std::int64_t block = 4096;
   const detail::adamw_arithmetic<M> numbers(settings, *scalars);
   for (const adamw_tensor<M, G, W>& t : tensors) {

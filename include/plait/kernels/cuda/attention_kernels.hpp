@@ -121,7 +121,7 @@ struct attention_sizes {
   }
 
  protected:
-  // below 0 also after the addition of a query of any tile
+  // It stays below 0 when the index of a query of any tile is added.
   static constexpr std::int64_t no_bound = -(std::int64_t{1} << 30) - 1024;
   static int narrow(const char* name, std::int64_t value) {
     constexpr std::int64_t most = 1 << 30;

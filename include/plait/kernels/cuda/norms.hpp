@@ -438,7 +438,7 @@ void norm_backward(cuda& device, const T* x, const T* weight, const T* dy, const
     constexpr bool is_centred = decltype(centred)::value;
     if (dweight != nullptr && columns <= std::int64_t{detail::norm_backward_threads} * detail::held_chunks * n) {
       const dim3 block = detail::row_block<n>(columns, detail::norm_backward_threads);
-      // enough for the largest GPUs; with more, four rows per block keep the scratch small
+      // Enough blocks for the largest GPUs. With more rows, at least four rows per block keep the scratch small.
       constexpr std::int64_t blocks = 512;
       const std::int64_t groups = std::clamp((rows + 4 * block.y - 1) / (4 * block.y), std::int64_t{1}, blocks);
       auto partial = make_buffer<S>(device, static_cast<std::size_t>((is_centred ? 2 : 1) * groups * columns));
