@@ -14,7 +14,6 @@
 #include "plait/core/text.hpp"
 #include "plait/core/types.hpp"
 #include "plait/device/device.hpp"
-#include "plait/device/product_choices.hpp"
 
 namespace plait {
 
@@ -136,13 +135,13 @@ std::string broadcast_text(Device& device, any_communicator& ranks, std::string 
 ///     step.run(ctx);                                       // once or twice: with every product of a step
 ///     const product_choices chosen = agree_on_products(device, ranks.root());
 template <class Device>
-product_choices agree_on_products(Device& device, any_communicator& ranks) {
+auto agree_on_products(Device& device, any_communicator& ranks) {
+  using choices = std::remove_cvref_t<decltype(device.products())>;
   const std::string mine = device.products().text();
   const auto all = gather_records(device, ranks, std::vector<char>(mine.begin(), mine.end()));
-  product_choices agreed;
+  choices agreed;
   for (std::size_t r = 0; r < all.size(); ++r) {
-    const product_choices theirs =
-        product_choices::parse({all[r].data(), all[r].size()}, cat({"the products of rank ", r}));
+    const choices theirs = choices::parse({all[r].data(), all[r].size()}, cat({"the products of rank ", r}));
     if (r == 0)
       agreed = theirs;
     else

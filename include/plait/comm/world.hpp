@@ -39,25 +39,7 @@ class lent_memory {
  public:
   /// Gives these bytes to `by`, whose numbers overwrite those of other users. Throws if they hold a gradient that was
   /// not reduced.
-  void take(const void* memory, std::size_t bytes, const std::shared_ptr<memory_use>& by) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(memory), end = begin + bytes;
-    if (begin == end) return;
-    if (const auto before = uses_.find(by->at); before != uses_.end() && before->second.second.lock() == by)
-      uses_.erase(before);
-    auto at = uses_.lower_bound(begin);
-    if (at != uses_.begin() && std::prev(at)->second.first > begin) --at;
-    while (at != uses_.end() && at->first < end) {
-      if (const auto other = at->second.second.lock(); other && other != by) {
-        if (other->adds && *other->adds)
-          fail({"parameter ", *by->name, ": its numbers would overwrite the gradient of ", *other->name,
-                ", to which passes have added; call reduce(ctx) for that one before, or give each memory of its own"});
-        other->valid = false;
-      }
-      at = uses_.erase(at);
-    }
-    uses_.try_emplace(begin, end, by);
-    by->valid = true, by->at = begin;
-  }
+  void take(const void* memory, std::size_t bytes, const std::shared_ptr<memory_use>& by);
 
  private:
   std::map<std::uintptr_t, std::pair<std::uintptr_t, std::weak_ptr<memory_use>>> uses_;
@@ -85,11 +67,7 @@ class counting_communicator : public verbs<counting_communicator> {
   counting_communicator(int rank, int size, std::string label) : rank_(rank), size_(size), label_(std::move(label)) {}
   /// A communicator whose calls are logged. `name` includes its purpose, and `ranks` are its ranks on the whole mesh.
   counting_communicator(int rank, std::string label, std::shared_ptr<call_log> log, std::string name,
-                        std::vector<int> ranks)
-      : rank_(rank), size_(static_cast<int>(ranks.size())), label_(std::move(label)), log_(std::move(log)) {
-    group_ = static_cast<int>(log_->posted.groups.size());
-    log_->posted.groups.push_back({std::move(name), std::move(ranks)});
-  }
+                        std::vector<int> ranks);
 
   explicit operator bool() const { return size_ > 0; }
   int rank() const { return rank_; }
@@ -100,20 +78,10 @@ class counting_communicator : public verbs<counting_communicator> {
     write(c, true);
     return {};
   }
-  counting_communicator split(int color, int, std::string_view label = {}) const {
-    if (color < 0) return {};
-    if (!log_) return counting_communicator(rank_, size_, std::string(label));
-    const posted_group own = log_->posted.groups[static_cast<std::size_t>(group_)];
-    return counting_communicator(rank_, std::string(label), log_, own.name + " split", own.ranks);
-  }
+  counting_communicator split(int color, int, std::string_view label = {}) const;
   /// Returns the communicator of two of this group's ranks, `first` and `second`, for this rank's place `rank` among
   /// them.
-  counting_communicator pair(int rank, int first, int second, const std::string& label) const {
-    if (!log_) return counting_communicator(rank, 2, label);
-    const std::vector<int>& own = log_->posted.groups[static_cast<std::size_t>(group_)].ranks;
-    return counting_communicator(rank, label, log_, label,
-                                 {own[static_cast<std::size_t>(first)], own[static_cast<std::size_t>(second)]});
-  }
+  counting_communicator pair(int rank, int first, int second, const std::string& label) const;
   void begin_group() {
     if (log_) log_->together = log_->next_group++;
   }
@@ -124,12 +92,7 @@ class counting_communicator : public verbs<counting_communicator> {
   bool unequal_parts(std::size_t) const { return true; }
 
  private:
-  void write(const call& c, bool asynchronous) {
-    if (!log_ || size_ < 2) return;
-    const wait_book* const waits = log_->book != nullptr ? log_->book->waits : nullptr;
-    log_->posted.calls.push_back({group_, c.kind, c.ragged ? 0 : static_cast<std::uint64_t>(c.count), c.type, c.op,
-                                  c.peer, c.tag, log_->together, asynchronous, waits != nullptr ? waits->place() : -1});
-  }
+  void write(const call& c, bool asynchronous);
 
   int rank_ = 0, size_ = 0;
   std::string label_;
@@ -242,6 +205,56 @@ class world {
 
 #ifndef PLAIT_COMPILED
 namespace plait {
+
+PLAIT_INLINE void detail::lent_memory::take(const void* memory, std::size_t bytes,
+                                            const std::shared_ptr<memory_use>& by) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory), end = begin + bytes;
+  if (begin == end) return;
+  if (const auto before = uses_.find(by->at); before != uses_.end() && before->second.second.lock() == by)
+    uses_.erase(before);
+  auto at = uses_.lower_bound(begin);
+  if (at != uses_.begin() && std::prev(at)->second.first > begin) --at;
+  while (at != uses_.end() && at->first < end) {
+    if (const auto other = at->second.second.lock(); other && other != by) {
+      if (other->adds && *other->adds)
+        fail({"parameter ", *by->name, ": its numbers would overwrite the gradient of ", *other->name,
+              ", to which passes have added; call reduce(ctx) for that one before, or give each memory of its own"});
+      other->valid = false;
+    }
+    at = uses_.erase(at);
+  }
+  uses_.try_emplace(begin, end, by);
+  by->valid = true, by->at = begin;
+}
+
+PLAIT_INLINE counting_communicator::counting_communicator(int rank, std::string label, std::shared_ptr<call_log> log,
+                                                          std::string name, std::vector<int> ranks)
+    : rank_(rank), size_(static_cast<int>(ranks.size())), label_(std::move(label)), log_(std::move(log)) {
+  group_ = static_cast<int>(log_->posted.groups.size());
+  log_->posted.groups.push_back({std::move(name), std::move(ranks)});
+}
+
+PLAIT_INLINE counting_communicator counting_communicator::split(int color, int, std::string_view label) const {
+  if (color < 0) return {};
+  if (!log_) return counting_communicator(rank_, size_, std::string(label));
+  const posted_group own = log_->posted.groups[static_cast<std::size_t>(group_)];
+  return counting_communicator(rank_, std::string(label), log_, own.name + " split", own.ranks);
+}
+
+PLAIT_INLINE counting_communicator counting_communicator::pair(int rank, int first, int second,
+                                                               const std::string& label) const {
+  if (!log_) return counting_communicator(rank, 2, label);
+  const std::vector<int>& own = log_->posted.groups[static_cast<std::size_t>(group_)].ranks;
+  return counting_communicator(rank, label, log_, label,
+                               {own[static_cast<std::size_t>(first)], own[static_cast<std::size_t>(second)]});
+}
+
+PLAIT_INLINE void counting_communicator::write(const call& c, bool asynchronous) {
+  if (!log_ || size_ < 2) return;
+  const wait_book* const waits = log_->book != nullptr ? log_->book->waits : nullptr;
+  log_->posted.calls.push_back({group_, c.kind, c.ragged ? 0 : static_cast<std::uint64_t>(c.count), c.type, c.op,
+                                c.peer, c.tag, log_->together, asynchronous, waits != nullptr ? waits->place() : -1});
+}
 
 PLAIT_INLINE world::world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events)
     : shape_(shape), root_(std::move(root)), ledger_(std::make_shared<plait::ledger>()), events_(std::move(events)) {

@@ -126,24 +126,13 @@ inline constexpr bool boundary =
     sizeof(detail::later_consequence<detail::boundary_verdict<Spec, Mesh>, Where, Spec, detail::mesh_tags<Mesh>>) > 0;
 
 /// "cp, tp".
-inline std::string describe(const axis_list& axes) {
-  std::string text;
-  for (axis_id axis : axes) text += (text.empty() ? "" : ", ") + std::string(axis.text());
-  return text;
-}
+std::string describe(const axis_list& axes);
 
 /// A layout as its spec is written: "<shard<seq, cp, tp>, hidden, partial<dp>>".
 std::string describe(const layout& a);
 
 /// "2 dp * 4 tp".
-inline std::string describe(const mesh_shape& mesh) {
-  std::string text;
-  for (std::size_t i = 0; i < mesh.axes.size(); ++i) {
-    const std::int64_t extent = mesh.extents[i];
-    append(text, {i == 0 ? "" : " * ", extent == dynamic ? "?" : std::to_string(extent), " ", mesh.axes[i].text()});
-  }
-  return text;
-}
+std::string describe(const mesh_shape& mesh);
 
 /// "all_gather of seq over cp, tp (varying -> replicated)".
 inline std::string describe(const redistribution_step& s) {
@@ -176,6 +165,21 @@ inline void enforce(const verdict& v, std::string_view where) {
 
 #ifndef PLAIT_COMPILED
 namespace plait {
+
+PLAIT_INLINE std::string describe(const axis_list& axes) {
+  std::string text;
+  for (axis_id axis : axes) text += (text.empty() ? "" : ", ") + std::string(axis.text());
+  return text;
+}
+
+PLAIT_INLINE std::string describe(const mesh_shape& mesh) {
+  std::string text;
+  for (std::size_t i = 0; i < mesh.axes.size(); ++i) {
+    const std::int64_t extent = mesh.extents[i];
+    append(text, {i == 0 ? "" : " * ", extent == dynamic ? "?" : std::to_string(extent), " ", mesh.axes[i].text()});
+  }
+  return text;
+}
 
 PLAIT_INLINE std::string describe(const layout& a) {
   std::string items;

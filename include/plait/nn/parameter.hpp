@@ -678,26 +678,31 @@ class memory_users {
     const char* what;
   };
 
-  void add(const void* parameter, const std::string& name, const char* what, const void* memory, std::size_t bytes) {
-    if (bytes == 0) return;
-    const auto begin = reinterpret_cast<std::uintptr_t>(memory), end = begin + bytes;
-    const auto next = users_.lower_bound(begin);
-    const auto check = [&](const auto& at) {
-      const user& other = at->second;
-      if (at->first >= end || begin >= other.end) return;
-      if (parameter == other.parameter && name == other.name && std::string_view(what) == other.what) return;
-      fail({"the ", what, " of parameter ", name, " share memory of the caller's with the ", other.what,
-            " of parameter ", other.name,
-            ", and would be changed twice in a step; let one layer use the parameter of the other "
-            "(linear_options::tied), or give each memory of its own"});
-    };
-    if (next != users_.end()) check(next);
-    if (next != users_.begin()) check(std::prev(next));
-    users_.try_emplace(begin, user{end, parameter, name, what});
-  }
+  void add(const void* parameter, const std::string& name, const char* what, const void* memory, std::size_t bytes);
 
   std::map<std::uintptr_t, user> users_;
 };
+
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE void memory_users::add(const void* parameter, const std::string& name, const char* what,
+                                    const void* memory, std::size_t bytes) {
+  if (bytes == 0) return;
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory), end = begin + bytes;
+  const auto next = users_.lower_bound(begin);
+  const auto check = [&](const auto& at) {
+    const user& other = at->second;
+    if (at->first >= end || begin >= other.end) return;
+    if (parameter == other.parameter && name == other.name && std::string_view(what) == other.what) return;
+    fail({"the ", what, " of parameter ", name, " share memory of the caller's with the ", other.what, " of parameter ",
+          other.name,
+          ", and would be changed twice in a step; let one layer use the parameter of the other "
+          "(linear_options::tied), or give each memory of its own"});
+  };
+  if (next != users_.end()) check(next);
+  if (next != users_.begin()) check(std::prev(next));
+  users_.try_emplace(begin, user{end, parameter, name, what});
+}
+#endif
 
 }  // namespace plait::detail
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -37,29 +38,20 @@ class offloaded_unit {
   template <class Visit>
   void offload(Visit&& visit) {
     begin_copies();
-    visit([&](auto& memory) {
-      const buffer<Device>& host = host_.emplace_back(buffer<Device>::on_host(*device_, bytes_of(memory)));
-      device_->copy(const_cast<void*>(host.data()), memory.data(), host.bytes(), copies_);
-    });
+    each(visit, change::copy_out);
     end_copies();
   }
   /// Frees the device's memory. First the main stream waits for the copies, so no later work can overwrite the memory.
   template <class Visit>
   void drop(Visit&& visit) {
     wait();
-    visit([&](auto& memory) {
-      if (bytes_of(memory) > 0) static_cast<void>(taken_from(memory));
-    });
+    each(visit, change::free);
   }
   /// Allocates memory on the device and starts the copies back.
   template <class Visit>
   void reload(Visit&& visit) {
     std::vector<void*> to;
-    visit([&](auto& memory) {
-      const std::size_t bytes = host_[to.size()].bytes();
-      if (bytes > 0) give_to(memory, buffer<Device>(*device_, bytes));
-      to.push_back(bytes > 0 ? static_cast<void*>(memory.data()) : nullptr);
-    });
+    each(visit, change::allocate, &to);
     begin_copies();
     for (std::size_t i = 0; i < to.size(); ++i) device_->copy(to[i], host_[i].data(), host_[i].bytes(), copies_);
     end_copies();
@@ -70,6 +62,24 @@ class offloaded_unit {
   }
 
  private:
+  enum class change : std::uint8_t { copy_out, free, allocate };
+
+  /// One visitor serves all changes, so a model's `visit` is instantiated once. `to` gets what `allocate` allocates.
+  template <class Visit>
+  void each(Visit& visit, change what, std::vector<void*>* to = nullptr) {
+    visit([&](auto& memory) {
+      if (what == change::copy_out) {
+        const buffer<Device>& host = host_.emplace_back(buffer<Device>::on_host(*device_, bytes_of(memory)));
+        device_->copy(const_cast<void*>(host.data()), memory.data(), host.bytes(), copies_);
+      } else if (what == change::free) {
+        if (bytes_of(memory) > 0) static_cast<void>(taken_from(memory));
+      } else {
+        const std::size_t bytes = host_[to->size()].bytes();
+        if (bytes > 0) give_to(memory, buffer<Device>(*device_, bytes));
+        to->push_back(bytes > 0 ? static_cast<void*>(memory.data()) : nullptr);
+      }
+    });
+  }
   void begin_copies() {
     typename Device::event ready;
     ready.record(device_->main_stream());

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/core/tag.hpp"
@@ -157,7 +158,9 @@ struct stage_costs {
 /// Distributes all layers over `stages` stages, at least one each. It minimises the cost of the most expensive stage,
 /// then the sum of squares of costs. If several splits remain, early stages get more layers. Throws if there are fewer
 /// layers than stages.
-inline std::vector<stage_layers> split_layers(const stage_costs& costs, std::int64_t stages) {
+std::vector<stage_layers> split_layers(const stage_costs& costs, std::int64_t stages);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE std::vector<stage_layers> split_layers(const stage_costs& costs, std::int64_t stages) {
   const auto layers = static_cast<std::int64_t>(costs.layers.size());
   if (stages < 1) fail({"pipeline: ", stages, " stages, must be at least 1"});
   if (stages > layers)
@@ -202,6 +205,7 @@ inline std::vector<stage_layers> split_layers(const stage_costs& costs, std::int
   }
   return parts;
 }
+#endif
 
 /// The axes over which a step's data is distributed, so gradients of parameters are sums over them. With a `zero_level`
 /// above `replicated`, parameters are split over `shard`. Over `replicate` the pieces are equal; with both, it is a

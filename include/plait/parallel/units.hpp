@@ -199,8 +199,9 @@ std::string parameter_units<Precision, Device>::name(int unit) const {
     const std::string& name = p->name();
     if (first.empty()) common = name;
     if (first.empty() || name < first) first = name;
-    const auto first_difference = std::mismatch(common.begin(), common.end(), name.begin(), name.end()).first;
-    common.erase(first_difference, common.end());
+    std::size_t same = 0;
+    while (same < std::min(common.size(), name.size()) && common[same] == name[same]) ++same;
+    common.resize(same);
   }
   const std::size_t dot = common == first ? std::string::npos : common.rfind('.');
   return common == first || dot == std::string::npos ? first : common.substr(0, dot);

@@ -63,16 +63,7 @@ class sequence_order {
     return all;
   }
   /// Returns these positions as runs in the order of the text. A run's `at` is relative to `first`.
-  std::vector<token_run> runs(std::int64_t first, std::int64_t count) const {
-    std::vector<token_run> all;
-    for (std::int64_t i = first; i < first + count;) {
-      const token_run whole = run_at(i);
-      const std::int64_t here = std::min(first + count - i, whole.length);
-      all.push_back({i - first, whole.position, here});
-      i += here;
-    }
-    return detail::joined(std::move(all));
-  }
+  std::vector<token_run> runs(std::int64_t first, std::int64_t count) const;
 
   friend bool operator==(const sequence_order&, const sequence_order&) = default;
 
@@ -152,6 +143,17 @@ PLAIT_INLINE std::vector<token_run> joined(std::vector<token_run> runs) {
 }
 
 }  // namespace detail
+
+PLAIT_INLINE std::vector<token_run> sequence_order::runs(std::int64_t first, std::int64_t count) const {
+  std::vector<token_run> all;
+  for (std::int64_t i = first; i < first + count;) {
+    const token_run whole = run_at(i);
+    const std::int64_t here = std::min(first + count - i, whole.length);
+    all.push_back({i - first, whole.position, here});
+    i += here;
+  }
+  return detail::joined(std::move(all));
+}
 
 PLAIT_INLINE std::vector<visible_piece> visible_pieces(const std::vector<token_run>& queries,
                                                        const std::vector<token_run>& keys,

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/deterministic/exchange.hpp"
 #include "plait/nn/attention/engine.hpp"
@@ -22,23 +23,7 @@ class text_assembly {
  public:
   text_assembly() = default;
   /// Assembles blocks `first` to `first + count - 1`.
-  text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first, std::size_t count) {
-    for (std::size_t b = 0; b < count; ++b) {
-      const std::int64_t tokens = tokens_of(blocks[first + b]);
-      largest_ = std::max(largest_, tokens);
-      for (const token_run& r : blocks[first + b]) pieces_.push_back({b, r.at, 0, r.position, r.length, tokens});
-    }
-    std::sort(pieces_.begin(), pieces_.end(), [](const piece& a, const piece& b) { return a.position < b.position; });
-    std::int64_t at = 0;
-    std::vector<token_run> runs;
-    for (piece& p : pieces_) {
-      p.to = at;
-      runs.push_back({at, p.position, p.length});
-      at += p.length;
-    }
-    length_ = at;
-    runs_ = joined(std::move(runs));
-  }
+  text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first, std::size_t count);
 
   std::int64_t length() const { return length_; }
   /// Tokens of the largest block; every block has memory for that many.
@@ -78,6 +63,27 @@ class text_assembly {
   std::vector<piece> pieces_;
   std::vector<token_run> runs_;
 };
+
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE text_assembly::text_assembly(const std::vector<std::vector<token_run>>& blocks, std::size_t first,
+                                          std::size_t count) {
+  for (std::size_t b = 0; b < count; ++b) {
+    const std::int64_t tokens = tokens_of(blocks[first + b]);
+    largest_ = std::max(largest_, tokens);
+    for (const token_run& r : blocks[first + b]) pieces_.push_back({b, r.at, 0, r.position, r.length, tokens});
+  }
+  std::sort(pieces_.begin(), pieces_.end(), [](const piece& a, const piece& b) { return a.position < b.position; });
+  std::int64_t at = 0;
+  std::vector<token_run> runs;
+  for (piece& p : pieces_) {
+    p.to = at;
+    runs.push_back({at, p.position, p.length});
+    at += p.length;
+  }
+  length_ = at;
+  runs_ = joined(std::move(runs));
+}
+#endif
 
 /// Gathers the document starts of all tokens of a text, [batch, length], from those of this rank's `tokens` in each
 /// batch.
