@@ -155,6 +155,22 @@ TEST_CASE_TEMPLATE("one hash on all layouts", T, float, bf16) {
     CHECK(hash_of<T>(l) == one);
 }
 
+TEST_CASE_TEMPLATE("one hash on ranks with unequally many leaves", T, float, bf16) {
+  const std::uint64_t one = hash_of<T>(alone, no_fault, {4, 8, 8});
+  for (const layout_of_run& l : {layout_of_run{3, 1, 1, 1},
+                                 {5, 1, 1, 1, zero_level::optimizer},
+                                 {7, 1, 1, 1, zero_level::parameters},
+                                 {1, 3, 1, 2},
+                                 {1, 1, 3, 4},
+                                 {2, 1, 3, 1},
+                                 {1, 2, 3, 1, zero_level::gradients},
+                                 {3, 2, 1, 2}})
+    CHECK(hash_of<T>(l, no_fault, {4, 8, 8}) == one);
+  const std::uint64_t finer = hash_of<T>(alone, no_fault, {2, 8, 16});
+  for (const layout_of_run& l : {layout_of_run{1, 5, 1, 1}, {1, 7, 1, 1}})
+    CHECK(hash_of<T>(l, no_fault, {2, 8, 16}) == finer);
+}
+
 TEST_CASE_TEMPLATE("chunks of tokens of the loss change no bit", T, float, bf16) {
   const std::uint64_t one = hash_of<T>(alone, no_fault, {4, 8, 8});
   for (const layout_of_run& l : {layout_of_run{.loss_chunks = 8},
@@ -166,6 +182,11 @@ TEST_CASE_TEMPLATE("chunks of tokens of the loss change no bit", T, float, bf16)
       hash_of<T>({.tp = 2, .loss_chunks = 4}),
       doctest::Contains("language model: loss_chunks = 4 makes chunks of 4 positions on each rank, which are no whole "
                         "leaves of deterministic_leaves::sequence = 4; legal are multiples of 8 there"),
+      error);
+  CHECK_THROWS_WITH_AS(
+      hash_of<T>({.cp = 3, .loss_chunks = 2}, no_fault, {4, 8, 8}),
+      doctest::Contains("language model: loss_chunks = 2 needs ranks whose positions of a sequence differ by one at "
+                        "most, and 3 ranks share out zseq = 32 in blocks of 4; legal is 1"),
       error);
   CHECK_THROWS_WITH_AS(hash_of<T>({.loss_chunks = 3}),
                        doctest::Contains("language model: loss_chunks = 3 does not divide the positions of a sequence "
@@ -198,6 +219,8 @@ TEST_CASE("leaves that the ranks cannot divide are refused") {
   CHECK_THROWS_WITH_AS(
       hash_of<float>({1, 1, 4, 1}, no_fault, {2, 8, 4}),
       doctest::Contains("deterministic_leaves::features = 2 leaves of the vocabulary, which 4 ranks of tp"), error);
+  CHECK_THROWS_WITH_AS(hash_of<float>({1, 1, 3, 1}, no_fault, {2, 8, 4}),
+                       doctest::Contains("which 3 ranks of tp, tp_rep cannot share out; legal are 3 or more"), error);
   CHECK_THROWS_WITH_AS(hash_of<float>({4, 1, 1, 1}, no_fault, {4, 6, 4}),
                        doctest::Contains("deterministic_leaves::samples = 6"), error);
   CHECK_THROWS_WITH_AS(hash_of<float>({1, 2, 1, 1}, no_fault, {4, 8, 2}),

@@ -277,7 +277,10 @@ PLAIT_INLINE token_leaves::token_leaves(const deterministic_leaves& order, const
           chunks_ == order.sequence ? "" : cat({" times deterministic_leaves::features = ", order.features}),
           "), which do not divide it"});
   chunk_ = length / chunks_;
-  sequence_ = zigzag ? sequence_order::zigzag(length, order.zigzag) : sequence_order::original(length);
+  sequence_ = sequence_order::original(length);
+  if (zigzag)
+    sequence_ = sequence_order::zigzag(length, order.zigzag, "the sequence", "context-parallel ranks",
+                                       sizes_.block_of(dim_of<zseq>));
   if (has_sequence_) require_whole_chunks();
   const auto [first, count] = along_sequence(here);
   pieces_ = pieces_of(first, count);
@@ -304,8 +307,7 @@ PLAIT_INLINE void token_leaves::require_whole_chunks() const {
   const std::int64_t runs = sequence_.length() / common;
   fail({name_, ": deterministic_leaves::sequence = ", order_.sequence, " makes chunks of ", chunk_, " of the ",
         sequence_.length(), " tokens, and one of ", ranks, " ranks has ", cut, " neighbours of ", describe(tokens_),
-        "; legal are multiples of ", runs / std::gcd(runs, finer),
-        sequence_.is_text() ? detail::or_blocks(along, mesh_, sizes_, chunks_) : ""});
+        "; legal are multiples of ", runs / std::gcd(runs, finer), detail::or_blocks(along, mesh_, sizes_, chunks_)});
 }
 
 PLAIT_INLINE bool token_leaves::require_leaves() const {

@@ -43,8 +43,8 @@ struct llama_options {
 inline std::int64_t padded_vocab(std::int64_t vocab, std::int64_t ranks) { return (vocab + ranks - 1) / ranks * ranks; }
 
 /// Global sizes of all dims of a Llama. `microbatch` is the number of sequences in a microbatch over the whole mesh.
-/// With `leaves` for deterministic sums, the vocabulary is a multiple of them on every mesh. Throws if ranks cannot
-/// hold equal numbers of leaves.
+/// With `leaves` for deterministic sums, the vocabulary is a multiple of them on every mesh. Ranks then have whole
+/// leaves of features and of the sequence (`in_whole_leaves`). Throws if the vocabulary has fewer leaves than ranks.
 template <strategy S>
 dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_t microbatch, std::int64_t sequence,
                       const deterministic_leaves& leaves = {}) {
@@ -63,12 +63,12 @@ dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_
   if (c.mixture.shared_ffn > 0) sizes.set(dim_of<shared_ffn>, c.mixture.shared_ffn), sizes.set(dim_of<shared_gate>, 1);
   if (c.mixture.dense_layers > 0) sizes.set(dim_of<dense_ffn>, c.mixture.dense_ffn);
   const axis_list by_vocab = layout_v<spec<typename S::vocabulary>>.dims[0].axes;
-  if (leaves && leaves.features % mesh.size(by_vocab) != 0)
+  if (leaves && leaves.features < mesh.size(by_vocab))
     fail({"llama: deterministic_leaves::features = ", leaves.features, " leaves of the vocabulary, which ",
-          mesh.size(by_vocab), " ranks of ", describe(by_vocab), " cannot share out; legal are multiples of ",
-          mesh.size(by_vocab)});
+          mesh.size(by_vocab), " ranks of ", describe(by_vocab), " cannot share out; legal are ", mesh.size(by_vocab),
+          " or more"});
   sizes.set(dim_of<vocab>, padded_vocab(c.vocab, leaves ? leaves.features : mesh.size(by_vocab)));
-  return sizes;
+  return in_whole_leaves<S>(sizes, leaves, mesh, c.mixture.experts > 0);
 }
 
 namespace detail {

@@ -14,10 +14,10 @@
 
 namespace plait::detail {
 
-/// Divides each rank's positions of a sequence into chunks. Every chunk has the same number of positions on every rank.
-/// The last chunk ends with the rank's last position, so it may repeat some of the previous chunk. Arrays are [samples,
-/// positions, any]. A gathered array has the positions of several ranks one after another; a chunk of it has a piece of
-/// each.
+/// Divides each rank's positions of a sequence into chunks. Ranks' numbers of positions differ by one at most. Every
+/// chunk has the same number of positions on every rank. The last chunk ends with the rank's last position, so it may
+/// repeat some of the previous chunk. Arrays are [samples, positions, any]. A gathered array has the positions of
+/// several ranks one after another; a chunk of it has a piece of each.
 class token_chunks {
  public:
   token_chunks() = default;
@@ -31,6 +31,11 @@ class token_chunks {
     if (chunks < 1 || chunks > least)
       fail({"language model: loss_chunks = ", chunks, "; legal are 1 to ", least,
             ", as many as each rank has positions of a sequence"});
+    if (const std::int64_t block = ctx.sizes.block_of(dim_);
+        block > 1 && !even(x.dims[1], ctx.ranks.shape(), ctx.sizes))
+      fail({"language model: loss_chunks = ", chunks, " needs ranks whose positions of a sequence differ by one at ",
+            "most, and ", ranks_, " ranks share out ", dim_.text(), " = ", length_, " in blocks of ", block,
+            "; legal is 1"});
     piece_ = (most + chunks - 1) / chunks;
     count_ = (most + piece_ - 1) / piece_;
     if (sums_in_order(ctx)) require_whole_leaves(ctx, chunks);

@@ -2,6 +2,7 @@
 // literature.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/deterministic/leaves.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/errors.hpp"
 #include "plait/nn/attention/policy.hpp"
@@ -419,7 +421,8 @@ sequence_order sequence_order_of(const mesh_shape& mesh, const dim_sizes& sizes)
   if (length < 0) fail({"the context gives no size for the dim ", specs::sequence.text()});
   if (!(specs::sequence == dim_of<zseq>)) return sequence_order::original(length);
   const axis_list axes = context_axes<typename specs::attention>;
-  return sequence_order::zigzag(length, mesh.size(axes), "seq", "ranks of " + describe(axes));
+  return sequence_order::zigzag(length, mesh.size(axes), "seq", "ranks of " + describe(axes),
+                                sizes.block_of(specs::sequence));
 }
 
 /// Returns `leaves` with the token order of a strategy on a mesh.
@@ -428,6 +431,46 @@ deterministic_leaves leaves_under(deterministic_leaves leaves, const mesh_shape&
   using specs = transformer_specs<S>;
   if (specs::sequence == dim_of<zseq>) leaves.zigzag = mesh.size(context_axes<typename specs::attention>);
   return leaves;
+}
+
+namespace detail {
+
+/// Sets the block of a dim that `ranks` ranks share out, so that each has whole leaves of `leaves` in all. Leaves it
+/// as it is where ranks have whole ones already, or are too many.
+inline void set_block_of_leaf(dim_sizes& sizes, dim_id dim, std::int64_t ranks, std::int64_t leaves) {
+  const std::int64_t size = sizes.of(dim);
+  if (size < 0 || leaves < ranks || !leaves_of_ranks(sizes, dim, ranks, leaves).empty()) return;
+  sizes.set(dim, size, size / leaves);
+}
+
+}  // namespace detail
+
+/// Returns the sizes of a transformer with blocks for features and sequences, where ranks of `mesh` would otherwise
+/// have parts of leaves. `routed`: routers of experts have leaves of the sequence on every rank that shards it.
+template <strategy S>
+dim_sizes in_whole_leaves(dim_sizes sizes, const deterministic_leaves& leaves, const mesh_shape& mesh, bool routed) {
+  using specs = transformer_specs<S>;
+  if (!leaves) return sizes;
+  const auto ranks_of = [&](const layout& placed) { return mesh.size(placed.dims[0].axes); };
+  const auto leaves_of = [&](dim_id dim) { return feature_leaves(leaves, sizes.of(dim)); };
+  // Query heads go with their kv heads, so both have equally many leaves.
+  const std::int64_t of_heads = std::gcd(leaves_of(dim_of<heads>), leaves_of(dim_of<kv_heads>));
+  const std::int64_t key_ranks = ranks_of(layout_v<spec<typename S::key_heads>>);
+  for (const dim_id dim : {dim_of<heads>, dim_of<kv_heads>}) detail::set_block_of_leaf(sizes, dim, key_ranks, of_heads);
+  for (const dim_id dim : {dim_of<ffn>, dim_of<shared_ffn>, dim_of<dense_ffn>})
+    detail::set_block_of_leaf(sizes, dim, ranks_of(layout_v<spec<typename S::feed_forward>>), leaves_of(dim));
+  detail::set_block_of_leaf(sizes, dim_of<vocab>, ranks_of(layout_v<spec<typename S::vocabulary>>),
+                            leaves_of(dim_of<vocab>));
+  // Norms cut each leaf of the sequence further. Ranks that share a leaf so must not share another.
+  const std::int64_t ranks = mesh.size(layout_v<typename S::residual>.axes_of(specs::sequence));
+  const std::int64_t context_ranks = mesh.size(context_axes<typename specs::attention>);
+  const std::int64_t pieces = specs::sequence == dim_of<zseq> && context_ranks > 1 ? 2 : 1;
+  const std::int64_t length = sizes.of(specs::sequence), whole = leaves.sequence;
+  if (whole % (pieces * (routed ? ranks : context_ranks)) == 0)
+    detail::set_block_of_leaf(sizes, specs::sequence, ranks, whole * leaves.features);
+  else if (length % whole == 0 && whole >= std::max(ranks, pieces * context_ranks))
+    sizes.set(specs::sequence, length, length / whole);
+  return sizes;
 }
 
 // Strategies of the literature, and templates that change a strategy's attention policy or storage.

@@ -42,13 +42,15 @@ class sequence_order {
  public:
   sequence_order() = default;
   static sequence_order original(std::int64_t length) { return {length, 1}; }
-  /// Throws if there are more ranks than tokens. In the message, `field` names the length and `axes` the ranks.
+  /// Throws if there are more ranks than blocks of tokens (`dim_sizes::set`), of which each piece has whole ones. In
+  /// the message, `field` names the length and `axes` the ranks.
   static sequence_order zigzag(std::int64_t length, std::int64_t ranks, const std::string& field = "the sequence",
-                               const std::string& axes = "context-parallel ranks") {
+                               const std::string& axes = "context-parallel ranks", std::int64_t block = 1) {
     if (ranks < 1) fail({"zigzag order for ", ranks, " ranks; at least 1 is legal"});
-    if (length < ranks)
-      fail({field, " is ", length, "; in zigzag order over ", ranks, " ", axes, " the least length is ", ranks});
-    return {length, ranks};
+    if (length < ranks * block)
+      fail(
+          {field, " is ", length, "; in zigzag order over ", ranks, " ", axes, " the least length is ", ranks * block});
+    return {length, ranks, ranks == 1 ? 1 : block};
   }
 
   std::int64_t length() const { return length_; }
@@ -68,21 +70,24 @@ class sequence_order {
   friend bool operator==(const sequence_order&, const sequence_order&) = default;
 
  private:
-  sequence_order(std::int64_t length, std::int64_t ranks) : length_(length), ranks_(ranks) {}
+  sequence_order(std::int64_t length, std::int64_t ranks, std::int64_t block = 1)
+      : length_(length), ranks_(ranks), block_(block) {}
 
   /// The run of tokens from `index` to the end of its piece; its `at` is the index. A rank with tokens [b, e) of the
   /// dim has two pieces of a text of n tokens: [ceil(b/2), ceil(e/2)) and then [n - floor(e/2), n - floor(b/2)).
   token_run run_at(std::int64_t index) const {
     if (ranks_ == 1) return {index, index, length_ - index};
-    const std::int64_t rank = ((index + 1) * ranks_ - 1) / length_;  // the last rank that begins at or before `index`
-    const std::int64_t begin = part_begin(length_, ranks_, rank), end = part_begin(length_, ranks_, rank + 1);
-    const std::int64_t first = (begin + 1) / 2, front = (end + 1) / 2 - first, at = index - begin;
-    if (at < front) return {index, first + at, front - at};
-    return {index, length_ - end / 2 + at - front, end - index};
+    const std::int64_t blocks = length_ / block_, unit = index / block_;
+    const std::int64_t rank = ((unit + 1) * ranks_ - 1) / blocks;  // the last one that begins at `unit` or before
+    const std::int64_t begin = part_begin(blocks, ranks_, rank), end = part_begin(blocks, ranks_, rank + 1);
+    const std::int64_t first = (begin + 1) / 2, front = ((end + 1) / 2 - first) * block_, at = index - begin * block_;
+    if (at < front) return {index, first * block_ + at, front - at};
+    return {index, length_ - end / 2 * block_ + at - front, end * block_ - index};
   }
 
   std::int64_t length_ = 0;
   std::int64_t ranks_ = 1;
+  std::int64_t block_ = 1;  ///< tokens that stay together
 };
 
 inline std::int64_t tokens_of(const std::vector<token_run>& runs) {

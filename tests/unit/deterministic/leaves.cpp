@@ -42,8 +42,9 @@ found leaves_of(const three& m, deterministic_leaves order, std::int64_t microba
   const bool zigzag = layout_v<Spec>.dims[1].dim == dim_of<zseq>;
   dim_sizes sizes = sizes_of<batch, seq, zseq, hidden>(8 / microbatches, 32, 32, 4);
   sizes.set(dim_of<batch>, 8 / microbatches, whole.samples);
-  sizes.set(dim_of<seq>, 32, whole.tokens);
-  const sequence_order places = zigzag ? sequence_order::zigzag(32, order.zigzag) : sequence_order::original(32);
+  for (const dim_id sequence : {dim_of<seq>, dim_of<zseq>}) sizes.set(sequence, 32, whole.tokens);
+  const sequence_order places =
+      zigzag ? sequence_order::zigzag(32, order.zigzag, "", "", whole.tokens) : sequence_order::original(32);
   found all;
   for (std::int64_t rank = 0; rank < m.size(); ++rank) {
     const token_leaves leaves(order, layout_v<Spec>, m.shape(), sizes, rank, grain, "layer");
@@ -99,8 +100,10 @@ TEST_CASE("ranks have whole leaves in unequal numbers") {
     check<text>(three{1, 3, 1}, 4, grain, {1, 8});
     check<text_of_rows>(three{3, 3, 1}, 1, grain, {2, 8});
     check<zigzag_text>(three{3, 2, 1}, 1, grain, {2, 1});
+    check<zigzag_text>(three{1, 3, 1}, 2, grain, {1, 8});
   }
   check<text>(three{1, 2, 3}, 1, token_grain::fine, {1, 2});
+  check<zigzag_text>(three{1, 2, 3}, 1, token_grain::fine, {1, 2});
   check<text>(three{1, 1, 5}, 2, token_grain::fine, {1, 2});
   check<text_of_rows>(three{3, 1, 7}, 1, token_grain::fine, {2, 2});
 }

@@ -60,6 +60,14 @@ TEST_CASE("rank r of c has piece r and piece 2c - 1 - r") {
   CHECK(sequence_order::original(24).runs(8, 8) == runs_of{{0, 8, 8}});
 }
 
+TEST_CASE("pieces of whole blocks") {
+  const sequence_order order = sequence_order::zigzag(24, 3, "seq", "ranks of cp", 3);  // eight blocks: 2, 3, 3
+  CHECK(order.runs(0, 6) == runs_of{{0, 0, 3}, {3, 21, 3}});
+  CHECK(order.runs(6, 9) == runs_of{{0, 3, 6}, {6, 18, 3}});
+  CHECK(order.runs(15, 9) == runs_of{{0, 9, 9}});
+  CHECK(sequence_order::zigzag(24, 1, "seq", "ranks of cp", 3) == sequence_order::original(24));
+}
+
 TEST_CASE("zigzag order has every position once") {
   CHECK(sequence_order::zigzag(7, 1) == sequence_order::original(7));
   for (const std::int64_t ranks : {2, 3, 4, 7, 8})
@@ -182,6 +190,8 @@ TEST_CASE("a block travels to the last rank that sees it, and every message has 
 TEST_CASE("sequences of fewer tokens than ranks are refused") {
   const std::string text = refusal([] { sequence_order::zigzag(3, 4, "seq", "ranks of cp"); });
   CHECK(text == "seq is 3; in zigzag order over 4 ranks of cp the least length is 4");
+  CHECK(refusal([] { sequence_order::zigzag(9, 4, "seq", "ranks of cp", 3); }) ==
+        "seq is 9; in zigzag order over 4 ranks of cp the least length is 12");
   CHECK(refusal([] { sequence_order::zigzag(8, 0); }).find("at least 1 is legal") != std::string::npos);
   using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;
   dim_sizes sizes;
