@@ -98,6 +98,20 @@ TEST_CASE("one hash on all meshes, with experts sharded over tp, and with whole 
   }
 }
 
+TEST_CASE("one hash on ranks with unequally many experts or leaves") {
+  const outcome one = train<float, megatron_experts>(alone);
+  for (const layout_of_run& l : {layout_of_run{1, 3, 1, 1, 2},
+                                 {1, 5, 1, 1, 1, zero_level::optimizer},
+                                 {1, 7, 1, 1, 1, zero_level::parameters},
+                                 {2, 3, 1, 1, 1, zero_level::gradients},
+                                 {1, 1, 3, 1, 1},
+                                 {1, 3, 1, 3, 1}}) {
+    INFO(l.dp, " x ", l.ep, " x ", l.cp, " x ", l.tp);
+    CHECK(train<float, megatron_experts>(l) == one);
+  }
+  CHECK(train<float, experts_over_tp<megatron_experts>>({1, 1, 1, 3}) == one);
+}
+
 TEST_CASE("in bf16") {
   const outcome one = train<bf16, megatron_experts>(alone);
   CHECK(train<bf16, megatron_experts>({1, 2, 1, 2, 2, zero_level::parameters}) == one);

@@ -139,8 +139,8 @@ class deterministic_experts {
       kernels::take_rows(device, a.first, from, of_a.template data<T>(), n, a.stride);
       kernels::take_rows(device, b.first, from, of_b.template data<T>(), n, b.stride);
       to.add_leaf(device, l.number, [&](G* out) {
-        device.zero(out, (l.begin.size() - 1) * static_cast<std::size_t>(size) * sizeof(G), device.main_stream());
-        for (std::size_t e = 0; e + 1 < l.begin.size(); ++e)
+        device.zero(out, static_cast<std::size_t>(to.elements()) * sizeof(G), device.main_stream());
+        for (std::size_t e = 0; e + 1 < l.begin.size(); ++e)  // numbers without an expert here have no rows
           if (const std::int64_t at = l.begin[e], rows = l.begin[e + 1] - at; rows > 0)
             device.gemm(true, false, a.width, b.width, rows, A(1), of_a.template data<T>() + at * a.stride, a.stride,
                         of_b.template data<T>() + at * b.stride, b.stride, A(0),

@@ -38,6 +38,7 @@ class gradient_terms {
       : leaves_(std::move(leaves)), sum_(elements, leaves_.leaves()) {}
 
   const token_leaves& leaves() const { return leaves_; }
+  std::int64_t elements() const { return sum_.elements(); }
   bool empty() const { return sum_.empty(); }
   void clear() { sum_.clear(); }
 

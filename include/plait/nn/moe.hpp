@@ -499,10 +499,6 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     const std::int64_t all = ctx.sizes.of(detail::mixture_dims.experts);
     if (how.router.chosen < 1 || how.router.chosen > all)
       fail({name, ": each token chooses ", how.router.chosen, " of ", all, " experts; legal are 1 to ", all});
-    const axis_list& owners = derived.up.axes_of(detail::mixture_dims.experts);
-    if (const std::int64_t ranks = ctx.ranks.shape().size(owners); sums_in_order(ctx) && all % ranks != 0)
-      fail({name, ": ", all, " experts over ", ranks, " ranks of ", describe(owners),
-            ", which must have equally many under deterministic sums; legal are extents that divide ", all});
     detail::check_groups(name, how.router, all);
     if (how.bias_rate && !(*how.bias_rate >= 0))
       fail({name, ": bias_rate = ", *how.bias_rate, "; legal is 0 (the bias stays) or more"});

@@ -484,11 +484,6 @@ TEST_CASE("mixtures without an order for deterministic sums are refused") {
   refused(
       1, [](auto& ctx) { moe<float, exchanged>(ctx, "moe", {.lora = {.up = {.rank = 1}}}); },
       "moe: experts have no adapters under deterministic sums; legal is a lora of rank 0");
-  refused(
-      3, [](auto& ctx) { moe<float, exchanged>(ctx, "moe", {{.chosen = 2}}); },
-      "moe: 8 experts over 3 ranks of ep, which must have equally many under deterministic sums; legal are extents "
-      "that "
-      "divide 8");
 }
 
 TEST_CASE("unsupported options of a mixture are refused") {
