@@ -507,13 +507,13 @@ void set_deterministic(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t 
         tp, c.kv_heads, c.kv_heads);
   if (c.qk_norm) plait::fail("--deterministic has no order for norms of queries and keys, which this model has");
   for (const auto& [name, size] : {std::pair{"heads", c.heads}, {"kv heads", c.kv_heads}, {"ffn", c.ffn}})
-    if (const std::int64_t leaves = std::gcd(n.features, size); leaves % tp != 0)
+    if (const std::int64_t leaves = std::gcd(n.features, size); leaves < tp)
       refuse(name, leaves,
              fmt::format("as many as divide {} and {}, cannot be shared out over tp={}; the first number must have a "
-                         "common divisor with {} that is a multiple of {}",
+                         "common divisor with {} that is at least {}",
                          n.features, size, tp, size, tp));
-  if (n.features % tp != 0)
-    refuse("the vocabulary", n.features, fmt::format("cannot be shared out over tp={}; legal are multiples of it", tp));
+  if (n.features < tp)
+    refuse("the vocabulary", n.features, fmt::format("cannot be shared out over tp={}; legal are {} or more", tp, tp));
   const std::int64_t batch = s.microbatches * s.sequences, parts = dp * s.microbatches;
   if (n.samples % parts != 0 || batch % n.samples != 0)
     refuse("samples", n.samples,
@@ -521,12 +521,14 @@ void set_deterministic(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t 
                        "multiples of {} that divide {}",
                        s.opt.mixture ? "dp x ep" : "dp", dp, s.microbatches, batch, parts, batch));
   const bool routed = s.opt.mixture && tp > 1;  // a router sees the tokens of one rank of tp
-  const std::int64_t pieces = (s.zigzag && cp > 1 ? 2 * cp : cp) * (routed ? tp : 1);
-  if (n.sequence % pieces != 0)
+  const std::int64_t of_context = s.zigzag && cp > 1 ? 2 * cp : cp, pieces = of_context * (routed ? tp : 1);
+  const std::int64_t least = std::max(of_context, cp * (s.opt.strategy == "sp" ? tp : 1));
+  if (n.sequence % pieces != 0 && n.sequence < least)
     refuse("the sequence", n.sequence,
-           fmt::format("cannot be shared out over cp={}{}{}; legal are multiples of {}", cp,
+           fmt::format("cannot be shared out over cp={}{}{}; legal are {}{} or more", cp,
                        s.zigzag && cp > 1 ? " in zigzag order" : "",
-                       routed ? fmt::format(" and, for routers, tp={}", tp) : "", pieces));
+                       routed ? fmt::format(" and, for routers, tp={}", tp) : "",
+                       least > pieces ? fmt::format("multiples of {}, and ", pieces) : "", least));
   if (s.opt.seq % (n.sequence * n.features) != 0)
     refuse(
         "the sequence", n.sequence,
@@ -607,9 +609,6 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
   if (!opt.mixture) return;
   if (c.mixture.experts < ep)
     reject("--mesh {}: ep={} is more than the model's num_experts, which is {}", opt.mesh, ep, c.mixture.experts);
-  if (opt.leaves && c.mixture.experts % ep != 0)
-    reject("--mesh {}: ep={} does not divide the model's num_experts, which is {}, as --deterministic needs it",
-           opt.mesh, ep, c.mixture.experts);
   for (const auto& [key, width] :
        {std::pair{"shared_expert_intermediate_size", c.mixture.shared_ffn}, {"intermediate_size", c.mixture.dense_ffn}})
     if (width > 0 && width < tp)

@@ -44,7 +44,6 @@ fi
 # Models with experts.
 refused '--mesh ep=2 has ep=2, and the model has no experts; legal is ep=1' --mesh ep=2
 refused "--mesh ep=9: ep=9 is more than the model's num_experts, which is 8" --model tiny-experts --mesh ep=9
-refused "--mesh ep=3: ep=3 does not divide the model's num_experts, which is 8, as --deterministic needs it" --model tiny-experts --mesh ep=3 --deterministic 8
 refused '--strategy tp is not there for models with experts; legal is sp' --model tiny-experts --strategy tp
 refused '--balance-loss 0.01 is for models with experts, and this one has none; legal is 0' --balance-loss 0.01
 refused '--expert-limit 1 is for models with experts' --expert-limit 1

@@ -77,6 +77,15 @@ same f cube --mesh dp=2,cp=2,tp=2 --micro-batch 2 --data-parallel zero2
 same f cube3 --mesh dp=2,cp=2,tp=2 --micro-batch 1 --data-parallel zero3 --attention all_gather_kv
 same f pipes --mesh pp=2,cp=2,tp=2 --micro-batch 2
 same f four --mesh dp=2,pp=2,cp=2,tp=2 --micro-batch 1 --data-parallel zero1 --schedule zb_v
+# Ranks with unequally many leaves.
+same f tp3 --mesh tp=3 --micro-batch 4
+same f cp3 --mesh cp=3 --micro-batch 8 --attention ring:contiguous
+same f gathered3 --mesh cp=3 --micro-batch 2 --attention all_gather_kv:contiguous
+same f cp2tp3 --mesh cp=2,tp=3 --micro-batch 8 --data-parallel zero1
+same f dp2tp3 --mesh dp=2,tp=3 --micro-batch 2 --data-parallel zero3
+leaves=8,8,8 one finer --seq 64 --micro-batch 8
+leaves=8,8,8 same finer ring3 --seq 64 --mesh cp=3 --micro-batch 8 --attention ring:zigzag
+leaves=8,8,8 same finer ring5 --seq 64 --mesh cp=5 --micro-batch 4 --attention ring:contiguous
 same f wide --mesh dp=4,tp=4 --micro-batch 1 --data-parallel zero3
 
 # MPI processes, and a run that resumes on another layout.
@@ -173,6 +182,8 @@ losses="--balance-loss 0.1 --router-z-loss 0.01 --expert-limit 1.5"
 {
   run e --micro-batch 8 $losses
   same e e_ep --mesh dp=2,ep=2 --micro-batch 1 $losses --recompute full
+  leaves=8,6,4 run e6 --global-batch 6 --micro-batch 6 $losses
+  leaves=8,6,4 same e6 e6_ep3 --mesh ep=3 --global-batch 6 --micro-batch 2 $losses
   same e e_tp --mesh ep=2,tp=2 --micro-batch 4 $losses --data-parallel zero3 --checkpoint-dir e_steps --save-every 2
   same e e_again --mesh pp=2,ep=4 --micro-batch 1 $losses --resume e_steps/step-00000002
 }
@@ -199,6 +210,10 @@ refuses "2 leaves of heads, as many as divide 2 and 8, cannot be shared out over
 refuses "4 leaves of samples, cannot be shared out over dp=2 and 4 microbatches of 8 sequences in a step; legal are multiples of 8 that divide 8" \
   --deterministic 8,4 --mesh dp=2
 refuses "16 leaves of samples, cannot be shared out over dp=1 and 8 microbatches of 8 sequences" --deterministic 8,16
-refuses "2 leaves of the sequence, cannot be shared out over cp=2 in zigzag order; legal are multiples of 4" \
+refuses "2 leaves of the sequence, cannot be shared out over cp=2 in zigzag order; legal are 4 or more" \
   --deterministic 8,8,2 --mesh cp=2
+refuses "2 leaves of the sequence, cannot be shared out over cp=3; legal are multiples of 3, and 9 or more" \
+  --deterministic 8,8,2 --mesh cp=3,tp=3 --attention ring:contiguous
+refuses "2 leaves of heads, as many as divide 2 and 8, cannot be shared out over tp=3; the first number must have a common divisor with 8 that is at least 3" \
+  --deterministic 2,8 --mesh tp=3
 refuses "8 leaves of the sequence, of which each is cut into 8 for norms, do not divide --seq 32" --deterministic 8,8,8
