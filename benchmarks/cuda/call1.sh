@@ -1,4 +1,4 @@
 #!/bin/sh
-# Correctness on a GPU: the machine, every test by name, short benchmarks, one training step.
+# Checks correctness on a GPU: the machine, every test by name, short benchmarks, one training step.
 . "$(dirname "$0")/call.sh"
 call machine,tests,memory,linears,attention,choices,collective

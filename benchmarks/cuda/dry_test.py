@@ -1,8 +1,8 @@
-"""dry_test.py FOLDER: the GPU benchmarks without a GPU. FOLDER holds their programs, built with a stand-in for CUDA.
+"""dry_test.py FOLDER: tests the GPU benchmarks without a GPU. FOLDER has their programs, built with a stand-in for CUDA.
 
-run.sh runs the programs at tiny sizes: every row of the table must be there, with the bytes and operations that
-expected.py derives. The table is then made from results that were written for the purpose, and the page of expected
-figures must be what expected.py makes.
+run.sh runs the programs at tiny sizes. The table must have every row, with the bytes and operations that expected.py
+derives. Then the table is made from results that this test writes. The page of expected figures must equal the output of
+expected.py.
 """
 import json
 import os
@@ -50,7 +50,7 @@ def script(path: pathlib.Path, text: str) -> None:
 
 
 class Run(unittest.TestCase):
-    """run.sh with a GPU, a build and a PyTorch that are scripts."""
+    """Tests run.sh with scripts in place of a GPU, a build and PyTorch."""
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -252,7 +252,7 @@ exit 1
 
 
 class Table(unittest.TestCase):
-    """The table of results that were written for the purpose."""
+    """Tests the table of results that this test writes."""
 
     def line(self, lines: list[str], what: str) -> list[str]:
         found = [line for line in lines if line.startswith(f"| {what} |")]

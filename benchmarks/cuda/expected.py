@@ -1,4 +1,4 @@
-"""What the GPU benchmarks should show on an H100 SXM, derived from bytes and operations: expectations, no measurement.
+"""Derives expected results of the GPU benchmarks on an H100 SXM from bytes and operations. Nothing is measured.
 
     python3 benchmarks/cuda/expected.py > benchmarks/results/expected-h100.md
 """
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from rows import CHOICES, LINEARS, MEMORY, SEQUENCES
 
 PEAK = 989.4e12  # dense bf16, by NVIDIA's data sheet for the SXM module
-BANDWIDTH = 3.35e12  # HBM3, by the same
-COPY = 0.90 * BANDWIDTH  # what a copy typically reaches
-KERNEL = 0.88 * COPY  # what is assumed of memory-bound kernels: a little above the target
+BANDWIDTH = 3.35e12  # HBM3, by the same data sheet
+COPY = 0.90 * BANDWIDTH  # the typical rate of a copy
+KERNEL = 0.88 * COPY  # assumed rate of memory-bound kernels: a little above the target
 LAUNCH = 1.5e-6  # seconds between two kernels of a graph
 
 
@@ -44,7 +44,7 @@ class Shape:
 
 
 def memory_bytes(name: str, s: Shape, distinct: int) -> float:
-    """The bytes that a call must move: each input read once, each output written once. `distinct`: token ids."""
+    """Returns the bytes that a call must move: each input is read once, each output written once. `distinct`: token ids."""
     x = s.tokens * s.hidden
     act = s.tokens * s.ffn
     return {
@@ -72,28 +72,28 @@ def memory_bytes(name: str, s: Shape, distinct: int) -> float:
 
 
 def linear_operations(name: str, s: Shape) -> float:
-    """Of each of the three products."""
+    """Returns the operations of each of the three products."""
     inner, outer = {"qkv": (s.hidden, s.q + 2 * s.kv), "attention_output": (s.q, s.hidden),
                     "gate_up": (s.hidden, 2 * s.ffn), "down": (s.ffn, s.hidden), "head": (s.hidden, s.vocab)}[name]
     return 2 * s.tokens * inner * outer
 
 
 def attention_operations(direction: str, s: Shape, seq: int) -> float:
-    """Of the half of the square that the mask leaves: 2 products forward, 5 backward."""
+    """Returns the operations for the half of the square that the mask leaves: 2 products forward, 5 backward."""
     return {"forward": 2, "backward": 5}[direction] * 2 * s.tokens * seq / 2 * s.q
 
 
 # ---- the step --------------------------------------------------------------------------------------------------------
 
 RATES = {"product": 680e12, "weight gradient": 650e12}
-# Forward and backward, by the size of a head. cuDNN's backward pass in a fixed order writes and reads a gradient of every
-# score: 110 to 150 TFLOP/s are expected of it with heads of 64.
+# Rates forward and backward, by the size of a head. cuDNN's backward pass in a fixed order writes and reads a gradient
+# of every score; it is expected to reach 110 to 150 TFLOP/s with heads of 64.
 ATTENTION = {64: {"own": (200e12, 100e12), "cuDNN's": (350e12, 130e12), "cuDNN's, any order": (350e12, 230e12)},
              128: {"own": (230e12, 110e12), "cuDNN's": (450e12, 190e12), "cuDNN's, any order": (450e12, 340e12)}}
 WHOSE = ("own", "cuDNN's", "cuDNN's, any order")
 
-# Bytes for each token of a layer, as multiples of the hidden size and of the size between the MLP's products. The
-# residual sums happen inside products and norms, which read one array more for it.
+# Bytes for each token of a layer, as multiples of the hidden size and of the size between the MLP's products. Residual
+# sums are fused into products and norms, which read one more array.
 LAYER_BYTES = {
     "two RMS norms, forward": (8, 0),
     "rotary positions, forward": (8, 0),
@@ -104,7 +104,7 @@ LAYER_BYTES = {
     "rotary positions, backward": (8, 0),
     "row products of attention, backward": (4, 0),
 }
-LAUNCHES_OF_A_LAYER = 26  # in a microbatch; beside them those of the embedding, the last norm and the loss
+LAUNCHES_OF_A_LAYER = 26  # in a microbatch; the next line counts the embedding, the last norm and the loss
 LAUNCHES_OF_A_MICROBATCH = 19
 # The heuristic's first choice is within 0.95 to 1.00 of the best algorithm. Each line is a row of the measured table.
 SETTINGS = (("own attention (`--attention own`)", "own", RATES["product"]),
@@ -119,13 +119,13 @@ MODELS = {"SmolLM-1.7B": Shape(),
 
 
 def launches(s: Shape) -> int:
-    """Of a step with plait's own attention, a sort counted as one; cuBLASLt may add some where it splits sums."""
+    """Returns the launches of a step with plait's own attention. A sort counts as one. cuBLASLt adds some if it splits sums."""
     return (s.microbatches * (LAUNCHES_OF_A_LAYER * s.layers + LAUNCHES_OF_A_MICROBATCH)
             + 3 * s.layers + 15)  # weights, norm and optimizer
 
 
 def step(s: Shape, seq: int, attention: str, product: float = RATES["product"]) -> dict[str, float]:
-    """Seconds of the parts of a step. The first microbatch writes the weights' gradients, the others add to them."""
+    """Returns the seconds of a step's parts. The first microbatch writes the weights' gradients, and the others add."""
     products = s.layers * sum(linear_operations(n, s) for n in LINEARS if n != "head") + linear_operations("head", s)
     gradient = product * RATES["weight gradient"] / RATES["product"]
     forward, backward = ATTENTION[s.head_dim][attention]
@@ -143,7 +143,7 @@ def step(s: Shape, seq: int, attention: str, product: float = RATES["product"]) 
 
 
 def model_operations(s: Shape, seq: int) -> float:
-    """Of a microbatch."""
+    """Returns the operations of a microbatch."""
     return s.tokens * (6 * s.parameters() + 12 * s.layers * s.q * seq)
 
 
@@ -152,7 +152,7 @@ def utilisation(s: Shape, seq: int, attention: str, product: float = RATES["prod
 
 
 def choice(name: str, s: Shape) -> float:
-    """How many times as fast plait's way is, by bytes and operations."""
+    """Returns the factor by which plait's way is faster, by bytes and operations."""
     inner, outer = s.hidden, 2 * s.ffn
     ops = 2 * s.tokens * inner * outer
     product, adding = ops / RATES["product"], ops / RATES["weight gradient"]
@@ -167,8 +167,8 @@ def choice(name: str, s: Shape) -> float:
 
 
 def ring(s: Shape, attention: str = "cuDNN's") -> float:
-    """One call for all keys of one sequence over a ring of four, whose partial results are merged, for the last rank's
-    queries."""
+    """Returns the time of one call for all keys of a sequence over that of a ring of four, whose partial results are merged,
+    for the last rank's queries."""
     queries = s.tokens / 4
     ops = 4 * queries * s.tokens * (3 / 4 + 1 / 8) * s.q
     merging = 4 * queries * (10 * s.q + 12 * s.heads) / KERNEL
@@ -177,7 +177,7 @@ def ring(s: Shape, attention: str = "cuDNN's") -> float:
 
 
 def memory(s: Shape) -> dict[str, float]:
-    """Bytes of the parts of a step's memory."""
+    """Returns the bytes of the parts of a step's memory."""
     kept = 16 * s.hidden + 6 * s.ffn + 4 * s.heads + 8  # bytes of a token in a layer: inputs, q k v, gate, up, ...
     return {"weights, masters, gradients, two averages (18 bytes each)": 18 * s.parameters(),
             "kept activations of the layers": s.layers * s.tokens * kept,
@@ -186,7 +186,7 @@ def memory(s: Shape) -> dict[str, float]:
 
 
 def fixed_order_bytes(s: Shape, seq: int) -> int:
-    """What cuDNN's gradients in a fixed order take for themselves: of each score, in bf16."""
+    """Returns the scratch bytes of cuDNN's gradients in a fixed order: a bf16 number for each score."""
     return 2 * s.tokens * seq * s.heads
 
 

@@ -27,6 +27,6 @@ else
   fi
 fi
 if [ ! -f "$from/cudnn_frontend.h" ]; then echo "there is no cudnn_frontend.h in $from" >&2; exit 1; fi
-# All of it, in a folder of this name: some of its headers include "../include/...".
+# Copies all of it into a folder of this name, because some of its headers include "../include/...".
 mkdir -p "$to/include"
 cp -r "$from/." "$to/include"

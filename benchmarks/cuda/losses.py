@@ -1,7 +1,7 @@
-"""losses.py FOLDER: the losses that the trainer logged on a GPU, in FOLDER/trainer-*.steps, beside those of the processor.
+"""losses.py FOLDER: compares the trainer's losses on a GPU, in FOLDER/trainer-*.steps, with those on the CPU.
 
-The exit code is 1 where a log is missing or short, where replayed steps have not the bits of launched ones, or where the
-mean loss of the last 20 steps is further from the processor's than 2 % (float) or 4 % (bf16).
+The exit code is 1 if a log is missing or short, if the bits of replayed steps differ from launched ones, or if the mean
+loss of the last 20 steps differs from the CPU's by more than 2 % (float) or 4 % (bf16).
 """
 import json
 import pathlib

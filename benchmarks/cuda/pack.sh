@@ -1,10 +1,11 @@
 #!/bin/sh
-# On a machine with nvcc, with or without a GPU: compiles the tests and benchmarks for GPUs and the trainer, and packs the
-# stripped programs with the scripts that run them. A GPU machine then needs this one folder, its driver and CUDA's libraries.
+# Compiles the tests and benchmarks for GPUs and the trainer, on a machine with nvcc, with or without a GPU. Packs the
+# stripped programs and the scripts that run them. A GPU machine then needs only this folder, its driver and CUDA's
+# libraries.
 #
 #   sh benchmarks/cuda/pack.sh [--out DIR] [--build DIR] [--architectures LIST] [--frontend DIR]
 #
-# The folder is build-gpu, at most 40 MB; the builds lie in build-pack. --frontend is the folder `include` of
+# The folder is build-gpu, at most 40 MB; the builds are in build-pack. --frontend is the folder `include` of
 # NVIDIA/cudnn-frontend; without it, pip downloads the wheel nvidia-cudnn-frontend.
 set -eu
 
@@ -37,11 +38,11 @@ build=$(cd "$build" && pwd)
 
 sh "$root/benchmarks/cuda/headers.sh" "$build/headers" ${frontend:+"$frontend"}
 
-# Neither oneDNN nor fmt is on a GPU machine, and the tests and benchmarks link with neither.
+# A GPU machine has neither oneDNN nor fmt, and the tests and benchmarks need neither.
 cmake -S "$root/benchmarks/cuda" -B "$build/programs" -G Ninja -DPLAIT_CUDA_ARCHITECTURES="$architectures" \
   -DPLAIT_HEADERS="$build/headers" -DCMAKE_DISABLE_FIND_PACKAGE_dnnl=ON -DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON
 cmake --build "$build/programs" -j "$(plait_jobs)" --target plait_cuda_benchmarks plait_cuda_tests -- -k 0
-# The trainer does its work in kernels and libraries: what clang compiles at -O1 in a third of the time serves.
+# The trainer's work is in kernels and libraries, so clang's -O1 is enough, and compiles in a third of the time.
 cmake -S "$root" -B "$build/trainer" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=clang++-16 \
   -DCMAKE_CUDA_HOST_COMPILER=g++ -DCMAKE_CXX_FLAGS=-march=x86-64-v3 "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" \
   -DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=lld -DPLAIT_TRAINER_JOINED=ON -DPLAIT_NATIVE=OFF -DPLAIT_BUILD_TESTS=OFF \
@@ -49,7 +50,7 @@ cmake -S "$root" -B "$build/trainer" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE
   -DPLAIT_CUDNN_FRONTEND_INCLUDE_DIR="$build/headers/include"
 cmake --build "$build/trainer" -j "$(plait_jobs)" --target train_llama
 
-# What a GPU machine lacks: the trainer's libraries, but those of its C and C++ run times and of CUDA.
+# Copies the libraries of the trainer that a GPU machine lacks: all but the C and C++ run times and CUDA's.
 stage=$build/stage
 rm -rf "$stage"
 mkdir -p "$stage/lib" "$stage/tests"

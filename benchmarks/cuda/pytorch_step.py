@@ -1,13 +1,13 @@
-"""Training steps of transformers' Llama in PyTorch on a GPU: what plait's step is measured against.
+"""Training steps of transformers' Llama in PyTorch on a GPU, for comparison with plait's step.
 
     python3 benchmarks/cuda/pytorch_step.py --seq 2048 [--tokens 16384] [--microbatches 8] [--quick]
 
-The same model (SmolLM-1.7B's shape), tokens in a microbatch and work as plait's: forward, loss, backward, clipping by the
-global norm, AdamW. Weights, gradients and averages are float and products bf16 (autocast), as plait's masters and
-products are; scaled-dot-product attention, the fused AdamW, torch.compile over the whole model. A microbatch that does
-not fit into memory is halved, and the largest that fits counts. Steps are timed from tokens on the host to the loss on
-the host, and the median counts. Before them comes its scaled-dot-product attention alone, forward and backward, by the
-fastest of its backends, counting the operations of the unmasked half. Prints lines of JSON.
+Model (SmolLM-1.7B's shape), tokens in a microbatch and work are the same as plait's: forward, loss, backward, clipping by
+the global norm, AdamW. Weights, gradients and averages are float and products bf16 (autocast), as plait's masters and
+products. It uses scaled-dot-product attention, the fused AdamW, and torch.compile for the whole model. A microbatch that
+does not fit into memory is halved, and the largest that fits counts. Steps are timed from tokens on the host to the loss
+on the host, and the median counts. First it times only scaled-dot-product attention, forward and backward, with the fastest
+of its backends, counting the operations of the unmasked half. Prints lines of JSON.
 """
 import argparse
 import json
@@ -53,7 +53,7 @@ class Trainer:
         self.random = torch.Generator().manual_seed(1)
 
     def step(self, parts: int) -> float:
-        """Seconds of one step in so many microbatches."""
+        """Returns the seconds of one step of some microbatches."""
         begun = time.perf_counter()
         sequences = self.options.tokens // self.options.seq * self.options.microbatches
         ids = torch.randint(0, self.model.config.vocab_size, (sequences, self.options.seq), generator=self.random)
@@ -108,7 +108,7 @@ def attention(options: argparse.Namespace) -> None:
 
 
 def seconds_of(call, device: torch.device, once: bool) -> float:
-    """The median of a call's times, as the device counts them where it is a GPU."""
+    """Returns the median of a call's times, measured on the device if it is a GPU."""
     times = []
     for _ in range(2 if once else 20):
         if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""What the table of GPU benchmarks holds: every row's id, what it is, its unit, its target, whether less is better."""
+"""The rows of the table of GPU benchmarks: id, text, unit, target, and whether less is better."""
 from typing import NamedTuple
 
 SEQUENCES = (2048, 4096)
@@ -10,7 +10,7 @@ class Row(NamedTuple):
     unit: str
     target: float | None = None
     at_most: bool = False
-    optional: bool = False  # left out, not missing, where it was not built
+    optional: bool = False  # not missing if it was not built
 
 
 MEMORY = {
@@ -35,12 +35,12 @@ MEMORY = {
     "merge_lse": "merging two attentions",
     "attention_delta": "row products of attention's gradients",
 }
-# What half of all tokens having one id costs is shown, not promised: one row of the table takes half of the sums.
+# No target if half of all tokens have one id: one row of the embedding's table then has half of the sums.
 NO_TARGET = {"embedding_backward_common_id"}
 LINEARS = {"qkv": "q, k, v", "attention_output": "attention output", "gate_up": "gate and up", "down": "down",
            "head": "output projection"}
 PASSES = {"forward": "forward", "input_gradient": "gradient of the input", "weight_gradient": "gradient of the weight"}
-# What plait does beside what that replaces; None: shown, not promised.
+# plait's choices, with the targets of their factors; None: no target.
 CHOICES = {
     "rope_into_copy": ("keys rotated as they are copied", 1.2),
     "residual_norm": ("a residual sum within the next norm", 1.1),

@@ -6,17 +6,17 @@
 #                             [--python PYTHON] [--build DIR] [--results DIR] [--archive FILE] [--short] [--no-gpu]
 #
 # Steps, in order: configure, build, machine, tests, memory, linears, attention, choices, collective, step-2048,
-# pytorch-2048, step-4096, pytorch-4096, trainer (of a pack alone, see pack.sh), sanitize, profile. `--only` names those
-# to run (step and pytorch stand for both lengths); what they measure is added to what lies in --out, so a run may be
-# split into several. --limit ends a run in time for its table. --archive keeps logs and results in a .tgz, made anew after
-# every test and measurement. --short prints a table of at most 11,000 characters. --no-gpu runs everything where there is no GPU: every
-# program then says that it skips.
+# pytorch-2048, step-4096, pytorch-4096, trainer (only from a pack, see pack.sh), sanitize, profile. `--only` names the
+# steps to run (step and pytorch mean both lengths). Their results are added to those in --out, so a run may be split
+# into several. --limit ends a run in time for its table. --archive keeps logs and results in a .tgz, written again
+# after every test and measurement. --short prints a table of at most 11,000 characters. --no-gpu runs without a GPU:
+# every program then prints that it skips.
 # --headers (or PLAIT_HEADERS) is a folder with copies of header-only libraries that the machine lacks, as headers.sh
 # makes it: doctest and nlohmann for the tests, and all of cudnn-frontend/include for cuDNN's attention.
 # PYTHON is an interpreter with torch and transformers; python3 by default.
 #
-# A step that fails is named at once and in the table, the others still run, and the exit code is 1. Targets that are
-# not met do not change the exit code.
+# If a step fails, its name is printed at once and in the table. The others still run, and the exit code is 1. A missed
+# target does not change the exit code.
 set -u
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -75,7 +75,7 @@ elif ! gpu=$(nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2>&1)
 fi
 name=$(echo "$gpu" | head -n 1 | sed 's/,[^,]*$//')
 capability=$(echo "$gpu" | head -n 1 | sed 's/.*, *//; s/\.//')
-if [ "$capability" = 90 ]; then capability=90a; fi  # some of Hopper's instructions are there for no other name
+if [ "$capability" = 90 ]; then capability=90a; fi  # some of Hopper's instructions need this name
 if [ -n "$headers" ]; then
   if [ ! -d "$headers" ]; then echo "--headers is $headers, which is no folder" >&2; exit 2; fi
   headers=$(cd "$headers" && pwd)
@@ -86,18 +86,18 @@ build=$(cd "$build" && pwd)
 export root out build headers python quick capability archive
 keep() { sh "$root/benchmarks/cuda/step.sh" keep; }
 
-# Programs may know no path to CUDA's libraries, of Python wheels (first, as PyTorch has them) or of a toolkit.
+# Programs may have no path to CUDA's libraries, in Python wheels (first, as for PyTorch) or in a toolkit.
 wheels=$("$python" -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null)
 for folder in ${wheels:+"$wheels"/*/lib} "${CUDA_PATH:-/usr/local/cuda}"/lib64 "${CUDA_PATH:-/usr/local/cuda}"/lib; do
   if [ -d "$folder" ]; then LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder; fi
 done
-# A machine by itself may have no network but this, and NCCL wants one.
+# A single machine may have no network but this one, and NCCL needs one.
 export LD_LIBRARY_PATH NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-lo}" NCCL_DEBUG="${NCCL_DEBUG:-WARN}" PYTHONUNBUFFERED=1
 failed=$out/failed
 : >"$failed"
 started=$(date +%s)
 
-# How long a step may take, in seconds: a machine may be lent by the minute.
+# Prints the limit of a step in seconds: a machine may be available only for minutes.
 limit_of() {
   case "$1" in
     build) echo 400 ;;
@@ -107,7 +107,7 @@ limit_of() {
   esac
 }
 
-# A line for each test program.
+# Prints a line for each test program.
 named_tests() { grep -h '^\(passed\|skipped\|FAILED\) ' "$out/tests.log"; }
 
 for step in $all; do

@@ -1,11 +1,11 @@
 #!/bin/sh
 # shellcheck disable=SC2154
-# One step of run.sh, which sets root, out, build, headers, python, quick, capability and archive.
+# Runs one step of run.sh, which sets root, out, build, headers, python, quick, capability and archive.
 #
 #   sh benchmarks/cuda/step.sh STEP
 set -u
 
-# Puts all logs and results so far into the archive, where one is wanted.
+# Puts all logs and results so far into the archive, if --archive is given.
 keep() {
   if [ -z "${archive:-}" ]; then return 0; fi
   tar czf "$archive.new" -C "$(dirname "$out")" "$(basename "$out")" || [ $? = 1 ] || return 1  # 1: a log has grown
@@ -28,7 +28,7 @@ make_all() {
   cmake --build "$build" -j "$(nproc)" --target $targets -- $keep
 }
 
-# What can be built is built, whatever fails beside it; without cuDNN where that does not compile here.
+# Builds all targets that can be built, even if others fail; without cuDNN if that does not compile here.
 build() {
   if make_all; then return 0; fi
   if cmake --build "$build" --target bench_attention_library >/dev/null 2>&1; then return 1; fi
@@ -37,7 +37,7 @@ build() {
   return 1
 }
 
-# The machine, for whoever reads the results later.
+# Prints facts about the machine, for readers of the results.
 machine() {
   nvidia-smi
   nvcc --version | tail -n 2
@@ -61,7 +61,7 @@ machine() {
   return $code
 }
 
-# Names of the test programs: what most others rest on first, what may take all of a machine's memory last.
+# Prints the names of the test programs. Basic tests come first, and those that may need all memory last.
 test_programs() {
   first='launch kernel_elementwise kernel_norms kernel_losses kernel_embedding kernel_optimizer kernel_random attention'
   last='training leaving_nccl llama memory'
@@ -78,7 +78,7 @@ test_programs() {
   done
 }
 
-# Every test program by itself, and a line for each.
+# Runs every test program by itself, and prints a line for each.
 tests() {
   programs=$(test_programs)
   if [ -z "$programs" ]; then
@@ -105,7 +105,7 @@ tests() {
   return $code
 }
 
-# measure RESULTS PROGRAM ARGUMENT...: a program's lines of results go to a file of their own, whatever follows them.
+# measure RESULTS PROGRAM ARGUMENT...: runs a program, and writes its lines of results to a file, even if it then fails.
 measure() {
   results=$out/$1.jsonl
   program=$build/bench_cuda_$2
@@ -122,8 +122,8 @@ measure() {
   return $ended
 }
 
-# A step that gives no utilisation, perhaps for want of memory, is tried with half the tokens, and counts as failed. One
-# that fails later, in the times of its kernels, keeps what it gave.
+# If a step gives no utilisation, perhaps because memory is too small, it is tried with half the tokens, and counts as
+# failed. If it fails later, in the times of its kernels, its results are kept.
 train() {
   code=0
   measure "step-$1" step --seq "$1" || code=$?
@@ -155,8 +155,8 @@ pytorch() {
   return 1
 }
 
-# The trainer on real text, 200 steps in bf16 and in float, launched and replayed, and on the processor: plait's own
-# trainer, from a pack. Replayed steps have the losses of launched ones, to the last bit.
+# Runs the trainer of a pack on real text, for 200 steps in bf16 and in float, launched and replayed, and on the CPU.
+# Replayed steps must have the losses of launched ones, to the last bit.
 trainer() {
   program=$build/train_llama
   if [ ! -x "$program" ]; then echo "there is no trainer in $build: only a pack has one"; return 77; fi
@@ -180,7 +180,7 @@ trainer() {
   return $code
 }
 
-# plait's own kernels under Nsight Compute.
+# Profiles plait's own kernels with Nsight Compute.
 profile() {
   if ! command -v ncu >/dev/null; then echo 'ncu is not installed'; return 77; fi
   if ! nvidia-smi -L >/dev/null 2>&1; then echo 'no CUDA device'; return 77; fi

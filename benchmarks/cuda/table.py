@@ -1,10 +1,10 @@
-"""The table of GPU benchmarks from the lines of JSON that the programs print: what plait reaches, what the best way that is
-known reaches, and what share of a step the calls take that it makes of it.
+"""Makes the table of GPU benchmarks from lines of JSON that the programs print: plait's result, the best known result, and
+the share of a step that its calls take.
 
     python3 benchmarks/cuda/table.py FILE.jsonl ... [--only PREFIX] [--title TEXT] [--failed STEP]
 
-A row that was expected and is not there counts as missing; ratios to PyTorch are made here. Lines that are no row are
-an error. The exit code says nothing about targets.
+An expected row without a result counts as missing. Ratios to PyTorch are computed here. A line that is not a row is an
+error. The exit code does not depend on targets.
 """
 import argparse
 import json
@@ -19,7 +19,7 @@ SHORT = 11_000  # characters
 DETAILS = {"terabytes_per_second": "{:.2f} TB/s", "teraflops": "{:.0f} TFLOP/s", "causal": "{:.3f} by half of attention",
            "held_gib": "{:.1f} GiB held", "launches": "{:.0f} launches", "attention": "{} attention", "method": "by {}"}
 
-# The parts of a step, in the order in which a kernel's name is looked for.
+# The parts of a step, in the order in which they are tried for a kernel's name.
 PARTS = {"attention": r"attention|flash|fmha|sdpa|merge_heads",
          "products": r"gemm|cutlass|nvjet|cublas|xmma|splitK|matmul",
          "norms": r"norm_(forward|backward)|rms|layer_",
@@ -45,8 +45,8 @@ def read(paths: list[str]) -> list[dict]:
 
 
 def with_ratios(found: dict[str, dict]) -> dict[str, dict]:
-    """Adds our tokens per second, and rates of attention, over PyTorch's; the fastest of our settings counts, as PyTorch's
-    attention has no fixed order either."""
+    """Adds plait's tokens per second, and rates of attention, over PyTorch's. plait's fastest setting counts, because
+    PyTorch's attention has no fixed order either."""
     for seq in SEQUENCES:
         theirs = found.get(f"pytorch.{seq}.tokens_per_second")
         ours = [entry["value"] for key, entry in found.items()
@@ -66,7 +66,7 @@ def with_ratios(found: dict[str, dict]) -> dict[str, dict]:
 
 
 def with_shares(found: dict[str, dict]) -> dict[str, dict]:
-    """Adds what share of a step the calls take that it makes of what a row measures: of the step at the row's length."""
+    """Adds the share of a step that a row's calls take, for the step at the row's length."""
     for row_id, entry in found.items():
         length = next((seq for seq in SEQUENCES if f".{seq}." in row_id), SEQUENCES[0])
         step = found.get(f"step.{length}.tokens_per_second", {})
@@ -128,7 +128,7 @@ def table(found: list[dict], only: str = "") -> list[str]:
 
 
 def short_table(found: list[dict]) -> list[str]:
-    """What was measured, in three columns; rows that are missing are counted by the first part of their ids."""
+    """Returns the results in three columns. Missing rows are counted by the first part of their ids."""
     by_id = with_ratios({entry["id"]: entry for entry in found})
     lines, missing, counts = ["| what | measured | target |", "|---|---:|---|"], {}, {"yes": 0, "NO": 0}
     for row in rows():
@@ -151,7 +151,7 @@ def short_table(found: list[dict]) -> list[str]:
 
 
 def parts(found: list[dict]) -> list[str]:
-    """Where the steps' time goes, part by part: kernels by their names."""
+    """Returns the times of the steps' parts; a kernel's name determines its part."""
     lines = []
     for step in dict.fromkeys(entry["id"] for entry in found if entry["id"].endswith(".one_kernel")):
         shares = dict.fromkeys([*PARTS, "the rest"], 0.0)
@@ -166,7 +166,7 @@ def parts(found: list[dict]) -> list[str]:
 
 
 def kernels(found: list[dict]) -> list[str]:
-    """Where the steps' time goes, kernel by kernel."""
+    """Returns the times of the steps' kernels."""
     lines = []
     for step in dict.fromkeys(entry["id"] for entry in found if entry["id"].endswith(".one_kernel")):
         lines += ["", f"Kernels of {step.removesuffix('.one_kernel')}:", "", "| kernel | ms in a step | calls | share |",
