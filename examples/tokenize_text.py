@@ -49,7 +49,7 @@ class Bytes:
 
 
 class HuggingFace:
-    """A tokenizer.json, alone or in a model directory."""
+    """A tokenizer.json, given by itself or in a model directory."""
 
     def __init__(self, path):
         try:

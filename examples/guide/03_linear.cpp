@@ -65,8 +65,8 @@ void train(const mesh& shape) {
       }
       mlp.backward(ctx, x, kept, dy);
 
-      // The gradients' reductions, over dp, follow from the types of the parameters. None can be forgotten: what
-      // `reduce` returns is the only thing that the optimizer takes.
+      // The types of the parameters determine the reductions of gradients over dp. None can be forgotten, because the
+      // optimizer takes only the result of `reduce`.
       optimizer.begin_step(ctx, 1e-2);
       optimizer.update(ctx, mlp);
       const pl::part<double, pl::spec<pl::partial<dp>, pl::invariant<tp>>> terms(ctx, &loss);

@@ -28,7 +28,7 @@ using pl::batch;
 using pl::dp;
 
 struct weights : pl::dim_tag<"weights"> {};          // all of a unit, one after the other
-using sample_rows = pl::spec<pl::shard<batch, dp>>;  // what they meet: each rank has samples of its own
+using sample_rows = pl::spec<pl::shard<batch, dp>>;  // they meet rows of samples, of which each rank has some
 using shards = pl::spec<pl::shard<weights, dp>>;     // how they are stored
 using parameter = pl::free_parameter<float, pl::spec<weights>, sample_rows, shards>;
 

@@ -176,8 +176,8 @@ class rank_batches {
 };
 
 /// Returns the mean loss over the held-out data that `batches` reads, or nothing if `stop_asked()`, equal on all ranks,
-/// says that the run ends. Throws on all ranks if there is no target. The pipeline runs as many microbatches together
-/// as it has stages. Collective.
+/// says that the run ends. Throws on all ranks if there is no target. As many microbatches as fill the pipeline run
+/// together. Collective.
 template <class Model, class Batches, plait::compute_device Device, class Stop>
 std::optional<double> held_out_loss(const plait::context<Device>& ctx, Model& model, const Batches& batches,
                                     Stop&& stop_asked) {

@@ -339,7 +339,7 @@ void reporter::evaluated(std::int64_t step, double loss) {
     log.write(
         plait::json_object().add("evaluation", plait::json_object().add("step", step).add("held_out_loss", loss)));
   });
-  display_->finish();  // a line of its own
+  display_->finish();  // ends the progress line
   say("step {}: held-out loss {:.4f}\n", step, loss);
   say_now();
 }
@@ -373,7 +373,7 @@ void reporter::saved(const keeper::news& news) {
   if (!s.failure.empty()) line.add("failure", s.failure);
   if (!s.warning.empty()) line.add("warning", s.warning);
   logged([&](plait::json_log& log) { log.write(plait::json_object().add("save", line)); });
-  display_->finish();  // a line of its own
+  display_->finish();  // ends the progress line
   if (s.failure.empty())
     say("saved step {}: {} in {:.2f} s ({}/s) behind the training, which it stopped for {:.1f} ms{}\n", s.step,
         size_text(bytes), s.background, size_text(bytes / s.background), 1e3 * s.stall,
