@@ -222,7 +222,7 @@ using b = spec<shard<seq, tp>, hidden, invariant<dp>>;
 static_assert(enforced<combination_of<combine::sum, a, b>, my_policy, a, b>);
 
 // case: rows_of_other_tokens
-// expect: the rows of experts are not with the tokens that they were made of: `slot` is sharded over exactly the axes that shard tokens when rows come back. Redistribute the rows first
+// expect: the rows of experts are not on the ranks of their tokens: `slot` must be sharded over exactly the axes that shard tokens. Redistribute the rows first
 // expect: on_axis<plait::ep>
 template <class Rows, class Weights>
 struct mixture_of {

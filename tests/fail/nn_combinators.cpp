@@ -41,7 +41,7 @@ using mlp = sequential<linear<float, up_policy>, linear<float, down_policy>>;
 using end = mlp::output;
 
 // case: residual_ends_elsewhere
-// expect: a residual branch must end as it began: norm, layer and the residual stream need one spec
+// expect: a residual branch must have equal input and output specs: norm, layer and the residual stream need one spec
 // expect: on_axis<plait::tp>, plait::on_dim<plait::seq>, plait::states<plait::state::invariant, plait::state::varying>
 // expect: output_of_layer<1, plait::sequential<
 // expect: input_of_layer<0, plait::rms_norm<float

@@ -40,7 +40,7 @@ struct up_policy : column {
 template class plait::linear<float, up_policy>;
 
 // case: linear_output_dims
-// expect: the dims are not the ones expected here, in this order: 'given_dims' of this message came where 'expected_dims' of it belong
+// expect: the dims are not the ones expected here, in this order: 'expected_dims' of this message were expected, and 'given_dims' were given
 // expect: of_operand<plait::operand::output>
 // expect: expected_dims<plait::batch, plait::seq, plait::ffn>
 // expect: given_dims<plait::seq, plait::batch, plait::ffn>

@@ -4,7 +4,7 @@
 // expect: input_of_layer<0, plait::linear<float, down_policy
 // expect: input_of_layer<0, plait::rms_norm<float
 // expect: an array has numbers of another type than the layer's: make the layer of that precision, as in linear<double, ...>, or convert the numbers
-// expect: a layer takes tensors, or typed pointers: say once how an array lies, as in plait::part<float, Spec> x(ctx, pointer), and give x to layers
+// expect: a layer takes tensors, or typed pointers: give an array its spec once, as in plait::part<float, Spec> x(ctx, pointer), and pass x to layers
 // expect: the array for the result of a layer has another spec than the result: make the part with the layer's `output`, or, for an input's gradient, with the dual of its `input`
 // expect: a backward pass takes the `saved` that a forward pass of the same layer has made
 // errors-at-most: 8

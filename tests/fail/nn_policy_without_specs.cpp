@@ -1,6 +1,6 @@
-// expect: a policy names `input`, a spec: using input = spec<...>, how what goes in lies
+// expect: a policy names `input`, the spec of the layer's input: using input = spec<...>
 // expect: up_policy
-// expect: a policy names `weight`, a spec: using weight = spec<...>, how the weight lies while it is used
+// expect: a policy names `weight`, the spec of the weight in use: using weight = spec<...>
 // expect: table_policy
 // errors-at-most: 2
 #include "plait/nn/embedding.hpp"

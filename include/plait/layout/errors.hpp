@@ -64,7 +64,8 @@ PLAIT_ERROR(layout_error::input_does_not_fit) { static_assert(always_false<Facts
 PLAIT_ERROR(layout_error::output_not_derived) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
-#define PLAIT_TEXT "a residual branch must end as it began: norm, layer and the residual stream need one spec"
+#define PLAIT_TEXT \
+  "a residual branch must have equal input and output specs: norm, layer and the residual stream need one spec"
 PLAIT_ERROR(layout_error::branch_ends_elsewhere) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
@@ -108,9 +109,9 @@ PLAIT_ERROR(layout_error::contraction_sharded) { static_assert(always_false<Fact
 PLAIT_ERROR(layout_error::seq_must_be_whole) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
-#define PLAIT_TEXT                                                                                          \
-  "the rows of experts are not with the tokens that they were made of: `slot` is sharded over exactly the " \
-  "axes that shard tokens when rows come back. Redistribute the rows first"
+#define PLAIT_TEXT                                                                                                     \
+  "the rows of experts are not on the ranks of their tokens: `slot` must be sharded over exactly the axes that shard " \
+  "tokens. Redistribute the rows first"
 PLAIT_ERROR(layout_error::rows_of_other_tokens) { static_assert(always_false<Facts...>, PLAIT_TEXT); };
 #undef PLAIT_TEXT
 
@@ -179,7 +180,7 @@ PLAIT_ERROR(layout_error::reduced_over_shard) { static_assert(always_false<Facts
 #define PLAIT_TEXT "the dims are not the ones expected here, in this order"
 PLAIT_ERROR(layout_error::dims_differ) {
   static_assert(always_false<Facts...>,
-                PLAIT_TEXT ": `given_dims` of this message came where `expected_dims` of it belong");
+                PLAIT_TEXT ": `expected_dims` of this message were expected, and `given_dims` were given");
 };
 #undef PLAIT_TEXT
 

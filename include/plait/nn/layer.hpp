@@ -670,8 +670,8 @@ struct numbers_of_one_type {
 template <class Array, class Layer>
 struct array_of_layer {
   static_assert(!any_range<Array> && !bare_pointer<Array>,
-                "a layer takes tensors, or typed pointers: say once how an array lies, as in "
-                "plait::part<float, Spec> x(ctx, pointer), and give x to layers");
+                "a layer takes tensors, or typed pointers: give an array its spec once, as in plait::part<float, Spec> "
+                "x(ctx, pointer), and pass x to layers");
 };
 template <class Given, class Expected, class Layer>
 struct result_of_layer {

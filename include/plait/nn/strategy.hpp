@@ -66,7 +66,7 @@ template <class S>
 struct strategy_requirements {
   using has = strategy_members<S>;
   static_assert(has::mesh, "a strategy names its `mesh`: using mesh = plait::mesh<axis<dp>, axis<tp>>");
-  static_assert(has::residual, "a strategy names `residual`, a spec: how the values between layers lie");
+  static_assert(has::residual, "a strategy names `residual`, the spec of the values between layers");
   static_assert(has::query_heads, "a strategy names `query_heads`: using query_heads = shard<heads, tp>, or the dim");
   static_assert(has::key_heads, "a strategy names `key_heads`: using key_heads = shard<kv_heads, tp>, or the dim");
   static_assert(has::feed_forward, "a strategy names `feed_forward`: using feed_forward = shard<ffn, tp>, or the dim");

@@ -70,7 +70,7 @@ class gradient_norm {
 inline double clip_factor(double norm, double limit) {
   if (!std::isfinite(norm))
     fail({"clip_factor: the gradient norm is ", norm,
-          "; an update would spoil every weight: leave it out, and call forget_step() where begin_step came before"});
+          "; an update would spoil every weight: leave it out, and call forget_step() if begin_step was called"});
   return kernels::clip_factor(norm, limit);
 }
 

@@ -86,9 +86,9 @@ constexpr void require_costs(const char* who, const pipeline_shape& shape, const
   for (double t : costs.links) legal = legal && t >= 0;
   if (!legal) fail("schedule_costs: a time is negative, or is no number");
   if (!(costs.stages.empty() || costs.stages.size() == static_cast<std::size_t>(shape.stages())))
-    fail("schedule_costs: stages has not one entry per stage");
+    fail("schedule_costs: stages must have one entry per stage");
   if (!(costs.links.empty() || costs.links.size() == static_cast<std::size_t>(shape.ranks * shape.ranks)))
-    fail("schedule_costs: links has not one entry per pair of ranks");
+    fail("schedule_costs: links must have one entry per pair of ranks");
 }
 
 }  // namespace detail
@@ -548,12 +548,12 @@ class step_clock {
 /// `verify` must accept the step, and every stage must have a unit. Throws `error` for costs of wrong sizes, and if
 /// tied units have different costs.
 inline step_simulation simulate(const step_schedule& s, const step_costs& costs) {
-  if (costs.units.size() != s.units.size()) fail("step_costs: units has not one entry per unit");
+  if (costs.units.size() != s.units.size()) fail("step_costs: units must have one entry per unit");
   if (!costs.updates.empty() && costs.updates.size() != s.units.size())
-    fail("step_costs: updates has not one entry per unit");
+    fail("step_costs: updates must have one entry per unit");
   if (!costs.links.empty() && costs.links.size() != static_cast<std::size_t>(s.shape.ranks * s.shape.ranks))
-    fail("step_costs: links has not one entry per pair of ranks");
-  if (!costs.ties.empty() && costs.ties.size() != s.units.size()) fail("step_costs: ties has not one entry per unit");
+    fail("step_costs: links must have one entry per pair of ranks");
+  if (!costs.ties.empty() && costs.ties.size() != s.units.size()) fail("step_costs: ties must have one entry per unit");
   for (std::size_t u = 0; u < costs.ties.size(); ++u)
     if (const int twin = s.units[u].tied_to; twin >= 0 && costs.ties[static_cast<std::size_t>(twin)] != costs.ties[u])
       fail({"step_costs: ties is ", costs.ties[u], " of unit ", u, " and ", costs.ties[static_cast<std::size_t>(twin)],
@@ -652,7 +652,7 @@ constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simu
 constexpr simulation simulate(const schedule& s, const schedule_costs& costs = {}) {
   detail::require_costs("simulate", s.shape, costs);
   if (s.order.size() != static_cast<std::size_t>(s.shape.ranks))
-    fail("simulate: the schedule has not one list of actions for each rank");
+    fail("simulate: the schedule must have one list of actions for each rank");
   for (const std::vector<action>& order : s.order)
     for (const action& a : order)
       if (a.chunk >= s.shape.chunks || a.microbatch >= s.shape.microbatches)

@@ -201,9 +201,9 @@ TEST_CASE("times of single stages and links") {
   CHECK(t.transfers[1].sent == 8.5);
 
   costs.links.pop_back();
-  CHECK_THROWS_WITH(simulate(s, costs), "schedule_costs: links has not one entry per pair of ranks");
+  CHECK_THROWS_WITH(simulate(s, costs), "schedule_costs: links must have one entry per pair of ranks");
   costs.links.clear();
   costs.stages.pop_back();
-  CHECK_THROWS_WITH(simulate(s, costs), "schedule_costs: stages has not one entry per stage");
+  CHECK_THROWS_WITH(simulate(s, costs), "schedule_costs: stages must have one entry per stage");
   CHECK_THROWS_WITH(simulate(s, {.link = -1}), "schedule_costs: a time is negative, or is no number");
 }

@@ -39,13 +39,13 @@ TEST_CASE("faults in a step are refused, naming both entries") {
 
   s = three;
   insert(s, 0, 1, {step_op::gather, 0, {}, {}});
-  refused(
-      s,
-      "rank 0, entry 1 (gather of unit 0): parameters are gathered that lie gathered; see entry 0 (gather of unit 0)");
+  refused(s,
+          "rank 0, entry 1 (gather of unit 0): parameters are gathered that are already gathered; see entry 0 (gather "
+          "of unit 0)");
 
   s = three;
   insert(s, 0, 0, {step_op::release, 2, {}, {}});
-  refused(s, "rank 0, entry 0 (release of unit 2): parameters are released that do not lie gathered");
+  refused(s, "rank 0, entry 0 (release of unit 2): parameters are released that are not gathered");
 
   s = one;  // reduced before the last microbatch
   move(s, 0, place_of(s, 0, step_op::reduce, 1), place_of(s, 0, step_op::pass, 1, 2) + 1);
@@ -100,7 +100,7 @@ TEST_CASE("faults in a step are refused, naming both entries") {
 
   s = one;  // a gather of a shard from the previous step
   move(s, 0, place_of(s, 0, step_op::gather, 1), place_of(s, 0, step_op::update, 1));
-  refused(s, "rank 0, entry 18 (gather of unit 1): parameters are gathered that lie gathered");
+  refused(s, "rank 0, entry 18 (gather of unit 1): parameters are gathered that are already gathered");
 
   s = one;
   erase(s, 0, place_of(s, 0, step_op::norm, -1));
@@ -220,7 +220,7 @@ TEST_CASE("a norm that only one of two ranks has is refused") {
 TEST_CASE("a replicated policy gathers nothing") {
   step_schedule s = step_of("gpipe", 1, 1, plain, 2);
   s.programs[0].push_back({step_op::gather, 0, {}, {}});
-  CHECK(describe(verify(s)) == "rank 0, entry 9 (gather of unit 0): parameters are gathered that lie gathered");
+  CHECK(describe(verify(s)) == "rank 0, entry 9 (gather of unit 0): parameters are gathered that are already gathered");
 }
 
 TEST_CASE("settings without an effect, and invalid units, are refused") {

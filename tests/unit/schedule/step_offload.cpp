@@ -82,7 +82,7 @@ TEST_CASE("faults in the moves of activations are refused, naming both entries")
   s = right;
   move(s, 0, place_of(s, 0, step_op::reload, 0), 3);
   refused(s,
-          "rank 0, entry 3 (reload of F0.0 of unit 0): activations are reloaded that lie on the device; see entry 1 "
+          "rank 0, entry 3 (reload of F0.0 of unit 0): activations are reloaded that are on the device; see entry 1 "
           "(offload of F0.0 of unit 0)");
   s = right;
   erase(s, 0, place_of(s, 0, step_op::reload, 2));

@@ -152,7 +152,7 @@ TEST_CASE("the sum of tied stages takes its time once both have reached it") {
                        "same",
                        error);
   costs.ties = {3.0};
-  CHECK_THROWS_WITH_AS(simulate(s, costs), "step_costs: ties has not one entry per unit", error);
+  CHECK_THROWS_WITH_AS(simulate(s, costs), "step_costs: ties must have one entry per unit", error);
 }
 
 TEST_CASE("two sums of the same tied stages run one after the other") {

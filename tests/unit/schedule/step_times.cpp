@@ -28,7 +28,7 @@ TEST_CASE("a step without communication takes the time of its pipeline") {
       same.links = costs.links;
       CHECK(simulate(s, costs).period == doctest::Approx(simulate(pipeline, same).makespan));
       costs.links.pop_back();
-      CHECK_THROWS_WITH_AS(simulate(s, costs), "step_costs: links has not one entry per pair of ranks", error);
+      CHECK_THROWS_WITH_AS(simulate(s, costs), "step_costs: links must have one entry per pair of ranks", error);
     }
 }
 

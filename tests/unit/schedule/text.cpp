@@ -171,13 +171,13 @@ TEST_CASE("invalid costs and limits are refused") {
                     "for no limit");
   schedule_costs costs;
   costs.stages.resize(1);
-  CHECK_THROWS_WITH(automatic(shape, costs), "schedule_costs: stages has not one entry per stage");
-  CHECK_THROWS_WITH(make_greedy(shape, costs, {}, 4), "schedule_costs: stages has not one entry per stage");
+  CHECK_THROWS_WITH(automatic(shape, costs), "schedule_costs: stages must have one entry per stage");
+  CHECK_THROWS_WITH(make_greedy(shape, costs, {}, 4), "schedule_costs: stages must have one entry per stage");
   CHECK_THROWS_WITH(refill_weights(make_schedule<gpipe>(2, 4), costs, 0, 4),
-                    "schedule_costs: stages has not one entry per stage");
+                    "schedule_costs: stages must have one entry per stage");
   costs = {};
   costs.links.resize(3);
-  CHECK_THROWS_WITH(automatic(shape, costs), "schedule_costs: links has not one entry per pair of ranks");
+  CHECK_THROWS_WITH(automatic(shape, costs), "schedule_costs: links must have one entry per pair of ranks");
   costs = {};
   costs.link = nan;
   CHECK_THROWS_WITH(automatic(shape, costs), "schedule_costs: a time is negative, or is no number");

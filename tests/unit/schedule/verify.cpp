@@ -111,7 +111,7 @@ TEST_CASE("a simulation refuses actions that a schedule does not have") {
   CHECK_THROWS_WITH(simulate(s), message);
   s = good;
   s.order.pop_back();
-  CHECK_THROWS_WITH(simulate(s), "simulate: the schedule has not one list of actions for each rank");
+  CHECK_THROWS_WITH(simulate(s), "simulate: the schedule must have one list of actions for each rank");
   CHECK(peak_activations(s) == peak_activations(good, 0));
 }
 

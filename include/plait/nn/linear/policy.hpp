@@ -38,13 +38,13 @@ template <class P>
 struct policy_requirements {
   static_assert(
       requires { requires spec_like<typename P::input>; },
-      "a policy names `input`, a spec: using input = spec<...>, how what goes in lies");
+      "a policy names `input`, the spec of the layer's input: using input = spec<...>");
   static_assert(
       requires { requires spec_like<typename P::weight>; },
-      "a policy names `weight`, a spec: using weight = spec<...>, how the weight lies while it is used");
+      "a policy names `weight`, the spec of the weight in use: using weight = spec<...>");
   static_assert(
       requires { requires spec_like<typename P::output>; },
-      "a policy names `output`, a spec: using output = spec<...>, how what comes out lies");
+      "a policy names `output`, the spec of the layer's output: using output = spec<...>");
 
   static constexpr bool names_bias = requires { P::bias; } || requires { typename P::bias; };
   static_assert(
@@ -69,7 +69,7 @@ struct policy_requirements {
   static constexpr bool names_stored = requires { typename P::stored; };
   static_assert(
       !names_stored || requires { requires spec_like<typename P::stored>; },
-      "a policy's `stored` is a spec: how the weight lies between steps");
+      "a policy's `stored` is a spec: that of the weight between steps");
   static_assert(
       !requires { &P::stored; }, "a policy's `stored` is a type: using stored = spec<...>;");
   static_assert(
