@@ -435,8 +435,8 @@ deterministic_leaves leaves_under(deterministic_leaves leaves, const mesh_shape&
 
 namespace detail {
 
-/// Sets the block of a dim that `ranks` ranks share out, so that each has whole leaves of `leaves` in all. Leaves it
-/// as it is where ranks have whole ones already, or are too many.
+/// Sets the block of a dim that `ranks` ranks shard, so that each rank has whole leaves of `leaves` in total. Changes
+/// nothing if ranks already have whole leaves, or if there are more ranks than leaves.
 inline void set_block_of_leaf(dim_sizes& sizes, dim_id dim, std::int64_t ranks, std::int64_t leaves) {
   const std::int64_t size = sizes.of(dim);
   if (size < 0 || leaves < ranks || !leaves_of_ranks(sizes, dim, ranks, leaves).empty()) return;
@@ -445,8 +445,8 @@ inline void set_block_of_leaf(dim_sizes& sizes, dim_id dim, std::int64_t ranks, 
 
 }  // namespace detail
 
-/// Returns the sizes of a transformer with blocks for features and sequences, where ranks of `mesh` would otherwise
-/// have parts of leaves. `routed`: routers of experts have leaves of the sequence on every rank that shards it.
+/// Returns the sizes of a transformer, with blocks for features and sequences if ranks of `mesh` would otherwise have
+/// parts of leaves. `routed`: routers of experts have leaves of the sequence on every rank that shards it.
 template <strategy S>
 dim_sizes in_whole_leaves(dim_sizes sizes, const deterministic_leaves& leaves, const mesh_shape& mesh, bool routed) {
   using specs = transformer_specs<S>;
@@ -461,7 +461,7 @@ dim_sizes in_whole_leaves(dim_sizes sizes, const deterministic_leaves& leaves, c
     detail::set_block_of_leaf(sizes, dim, ranks_of(layout_v<spec<typename S::feed_forward>>), leaves_of(dim));
   detail::set_block_of_leaf(sizes, dim_of<vocab>, ranks_of(layout_v<spec<typename S::vocabulary>>),
                             leaves_of(dim_of<vocab>));
-  // Norms cut each leaf of the sequence further. Ranks that share a leaf so must not share another.
+  // Norms split each leaf of the sequence further. Ranks that share one leaf must not share another.
   const std::int64_t ranks = mesh.size(layout_v<typename S::residual>.axes_of(specs::sequence));
   const std::int64_t context_ranks = mesh.size(context_axes<typename specs::attention>);
   const std::int64_t pieces = specs::sequence == dim_of<zseq> && context_ranks > 1 ? 2 : 1;

@@ -116,10 +116,10 @@ concept pipeline_stages =
 
 namespace detail {
 
-/// Returns a schedule alone as a step, where nothing is gathered, reduced or updated.
+/// Returns the step of a schedule without gathers, reductions and updates.
 step_schedule step_of_stages(const schedule& plan, const schedule_costs& costs);
-/// Throws where `verify` refuses the program of `rank`. Returns its `arrived_sends`; `gradients` becomes whether any
-/// rank sends some.
+/// Throws if `verify` refuses the program of `rank`. Returns its `arrived_sends`, and sets `gradients` to whether any
+/// rank sends gradients.
 std::vector<std::vector<std::size_t>> checked_program(const step_schedule& step, int rank, bool& gradients);
 
 }  // namespace detail

@@ -64,7 +64,7 @@ class offloaded_unit {
  private:
   enum class change : std::uint8_t { copy_out, free, allocate };
 
-  /// One visitor serves all changes, so a model's `visit` is instantiated once. `to` gets what `allocate` allocates.
+  /// One visitor serves all changes, so a model's `visit` is instantiated once. `to` receives the memory of `allocate`.
   template <class Visit>
   void each(Visit& visit, change what, std::vector<void*>* to = nullptr) {
     visit([&](auto& memory) {

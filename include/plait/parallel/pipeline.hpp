@@ -133,9 +133,9 @@ PLAIT_INLINE std::string made_as(const parameter_info& info) {
 
 /// The schedule of a model with one stage.
 schedule one_stage(int microbatches);
-/// The schedule of forward passes alone.
+/// Returns a schedule of forward passes only.
 schedule forward_passes(const pipeline_shape& shape, std::size_t microbatches);
-/// The step of a schedule with these units; activations are offloaded where the options ask for it.
+/// Returns the step of a schedule with these units. Its activations are offloaded if the options say so.
 step_schedule expanded_step(const schedule& plan, std::vector<step_unit> units, const data_parallel& policy,
                             const pipeline_options& options);
 #ifndef PLAIT_COMPILED

@@ -42,8 +42,8 @@ class sequence_order {
  public:
   sequence_order() = default;
   static sequence_order original(std::int64_t length) { return {length, 1}; }
-  /// Throws if there are more ranks than blocks of tokens (`dim_sizes::set`), of which each piece has whole ones. In
-  /// the message, `field` names the length and `axes` the ranks.
+  /// Each piece has whole blocks of tokens (`dim_sizes::set`). Throws if there are more ranks than blocks. In the
+  /// message, `field` names the length and `axes` the ranks.
   static sequence_order zigzag(std::int64_t length, std::int64_t ranks, const std::string& field = "the sequence",
                                const std::string& axes = "context-parallel ranks", std::int64_t block = 1) {
     if (ranks < 1) fail({"zigzag order for ", ranks, " ranks; at least 1 is legal"});
@@ -78,7 +78,7 @@ class sequence_order {
   token_run run_at(std::int64_t index) const {
     if (ranks_ == 1) return {index, index, length_ - index};
     const std::int64_t blocks = length_ / block_, unit = index / block_;
-    const std::int64_t rank = ((unit + 1) * ranks_ - 1) / blocks;  // the last one that begins at `unit` or before
+    const std::int64_t rank = ((unit + 1) * ranks_ - 1) / blocks;  // the last rank that begins at or before `unit`
     const std::int64_t begin = part_begin(blocks, ranks_, rank), end = part_begin(blocks, ranks_, rank + 1);
     const std::int64_t first = (begin + 1) / 2, front = ((end + 1) / 2 - first) * block_, at = index - begin * block_;
     if (at < front) return {index, first * block_ + at, front - at};
@@ -87,7 +87,7 @@ class sequence_order {
 
   std::int64_t length_ = 0;
   std::int64_t ranks_ = 1;
-  std::int64_t block_ = 1;  ///< tokens that stay together
+  std::int64_t block_ = 1;  ///< tokens that are never split between ranks
 };
 
 inline std::int64_t tokens_of(const std::vector<token_run>& runs) {
