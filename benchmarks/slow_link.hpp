@@ -71,6 +71,7 @@ class slow_link : public plait::verbs<slow_link<Comm>> {
   int rank() const { return inner_.rank(); }
   int size() const { return inner_.size(); }
   std::string label() const { return std::string(inner_.label()); }
+  bool unequal_parts(std::size_t bytes) const { return inner_.unequal_parts(bytes); }
 
   void run(const plait::call& c) {
     if (c.kind == plait::collective::send || c.kind == plait::collective::receive || c.ragged) return start(c).wait();
