@@ -119,7 +119,9 @@ struct counted_stages {
 
   counted_stages(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
                  const plait::llama_options& options, const plait::pipeline_options& how)
-      : ranks(plait::pipeline_world::counting(s.mesh, rank)),
+      : ranks(plait::pipeline_world::counting(
+            s.mesh, rank, plait::axis_of<plait::pp>,
+            s.opt.backend == "nccl" ? plait::nccl::takes_unequal_parts : plait::unequal_parts_rule())),
         device(offloads_optimizer(s.opt)),
         ctx{device, ranks.stage(), sizes_of<S>(s, ranks.stage().shape()), static_cast<std::uint64_t>(s.opt.seed),
             plait::leaves_under<S>(s.deterministic, ranks.stage().shape())},

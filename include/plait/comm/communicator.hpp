@@ -488,6 +488,16 @@ concept communicator = std::copyable<C> && std::default_initializable<C> && std:
                          { c.abort(why) } noexcept;
                        };
 
+/// The member `unequal_parts` of a kind of communicators, for dry runs without them; null: always true.
+using unequal_parts_rule = bool (*)(std::size_t bytes);
+
+namespace nccl {
+/// The rule of NCCL's communicators. Unequal parts move unpadded as one group of broadcasts or reductions, one for each
+/// rank. Parts of less than 64 KiB are padded, because one collective starts faster than a group. (The limit is an
+/// estimate: a link of 100 GB/s moves 64 KiB in less than a microsecond.)
+constexpr bool takes_unequal_parts(std::size_t bytes) { return bytes >= std::size_t{64} << 10; }
+}  // namespace nccl
+
 /// Sends and receives that progress together, in any order. Nothing blocks before the end of the group, so rings and
 /// exchanges cannot deadlock.
 ///

@@ -50,11 +50,8 @@ class communicator : public verbs<communicator> {
   /// Whether a mesh may use it for the group of all its ranks instead of making another. False for a caller's
   /// communicator: nothing aborts it, so layers' operations would hang after a rank is lost.
   bool serves_groups() const { return self().link.owned; }
-  /// Whether unequal parts are moved unpadded, as one group of broadcasts or reductions, one for each rank. Parts of
-  /// less than `grouped_bytes` are padded, because one collective starts faster than a group. (The limit is an
-  /// estimate: a link of 100 GB/s moves 64 KiB in less than a microsecond.)
-  bool unequal_parts(std::size_t bytes) const { return bytes >= grouped_bytes; }
-  static constexpr std::size_t grouped_bytes = std::size_t{64} << 10;
+  /// Whether unequal parts whose largest has `bytes` are moved unpadded.
+  bool unequal_parts(std::size_t bytes) const { return takes_unequal_parts(bytes); }
   ncclComm_t get() const { return self().link.comm; }
   detail::state& shared_state() const { return self(); }
 

@@ -54,6 +54,8 @@ struct call_log {
   const ledger* book = nullptr;
   /// The ranks of this rank's stage, as ranks of the whole mesh.
   std::vector<int> stage_ranks;
+  /// The rule of the communicators whose calls are predicted.
+  unequal_parts_rule unequal_parts = nullptr;
   int together = -1;   ///< the number of the open group of messages; -1: none
   int next_group = 0;  ///< the number of the next group of messages
 };
@@ -89,7 +91,9 @@ class counting_communicator : public verbs<counting_communicator> {
     if (log_) log_->together = -1;
   }
   void abort(const std::string&) noexcept {}
-  bool unequal_parts(std::size_t) const { return true; }
+  bool unequal_parts(std::size_t bytes) const {
+    return !log_ || log_->unequal_parts == nullptr || log_->unequal_parts(bytes);
+  }
 
  private:
   void write(const call& c, bool asynchronous);
@@ -131,9 +135,11 @@ class world {
   /// Makes all ranks of `root`, in order, the ranks of `shape`. Throws if the sizes differ or `root` is empty.
   world(const mesh_shape& shape, any_communicator root, std::shared_ptr<plait::recorder> events = nullptr);
   /// The view of `rank` in a dry run: calls are counted, and nothing is communicated. If `shape` is one stage of a
-  /// larger mesh, `stage_ranks[r]` is the rank on the larger mesh of rank r. Empty: `shape` is the whole mesh.
-  static world counting(const mesh_shape& shape, std::int64_t rank = 0, std::vector<int> stage_ranks = {}) {
-    return world(shape, rank, std::move(stage_ranks));
+  /// larger mesh, `stage_ranks[r]` is the rank on the larger mesh of rank r. Empty: `shape` is the whole mesh. Parts
+  /// are padded as by communicators with the rule `unequal_parts`, such as `nccl::takes_unequal_parts`.
+  static world counting(const mesh_shape& shape, std::int64_t rank = 0, std::vector<int> stage_ranks = {},
+                        unequal_parts_rule unequal_parts = nullptr) {
+    return world(shape, rank, std::move(stage_ranks), unequal_parts);
   }
   ~world();
   world(const world&) = delete;
@@ -187,7 +193,7 @@ class world {
     channel purpose;
   };
 
-  world(const mesh_shape& shape, std::int64_t rank, std::vector<int> stage_ranks);
+  world(const mesh_shape& shape, std::int64_t rank, std::vector<int> stage_ranks, unequal_parts_rule unequal_parts);
   counting_communicator counted_group(const axis_list& axes, channel purpose) const;
 
   mesh_shape shape_;
@@ -298,10 +304,12 @@ PLAIT_INLINE counting_communicator world::counted_group(const axis_list& axes, c
                                label + purposes[static_cast<std::size_t>(purpose)], std::move(ranks));
 }
 
-PLAIT_INLINE world::world(const mesh_shape& shape, std::int64_t rank, std::vector<int> stage_ranks)
+PLAIT_INLINE world::world(const mesh_shape& shape, std::int64_t rank, std::vector<int> stage_ranks,
+                          unequal_parts_rule unequal_parts)
     : shape_(shape), ledger_(std::make_shared<plait::ledger>()), calls_(std::make_shared<call_log>()) {
   for (int r = 0; stage_ranks.size() < static_cast<std::size_t>(shape.size()); ++r) stage_ranks.push_back(r);
   calls_->book = ledger_.get();
+  calls_->unequal_parts = unequal_parts;
   calls_->stage_ranks = stage_ranks;
   root_ = counting_communicator(static_cast<int>(rank), "world", calls_, "world", std::move(stage_ranks));
 }

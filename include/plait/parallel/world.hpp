@@ -28,8 +28,10 @@ class pipeline_world {
     stage_.set_everyone(root_);
   }
   /// Returns the view of `rank` on a mesh that does not run, and counts the data that the rank would send.
-  static pipeline_world counting(const mesh_shape& whole, std::int64_t rank = 0, axis_id axis = axis_of<pp>) {
-    return pipeline_world(whole, rank, axis);
+  /// `unequal_parts` as for `world::counting`.
+  static pipeline_world counting(const mesh_shape& whole, std::int64_t rank = 0, axis_id axis = axis_of<pp>,
+                                 unequal_parts_rule unequal_parts = nullptr) {
+    return pipeline_world(whole, rank, axis, unequal_parts);
   }
 
   const mesh_shape& shape() const { return whole_; }
@@ -40,11 +42,11 @@ class pipeline_world {
   any_communicator& along() { return along_; }
 
  private:
-  pipeline_world(const mesh_shape& whole, std::int64_t rank, axis_id axis)
+  pipeline_world(const mesh_shape& whole, std::int64_t rank, axis_id axis, unequal_parts_rule unequal_parts)
       : whole_(whole),
         root_(counting_communicator(static_cast<int>(rank), static_cast<int>(whole.size()), "world")),
         stage_(world::counting(without(whole, axis), whole.index_in(rank, whole.others(axis_list(axis))),
-                               ranks_with(whole, rank, whole.others(axis_list(axis))))),
+                               ranks_with(whole, rank, whole.others(axis_list(axis))), unequal_parts)),
         along_(stage_.count(counting_communicator(static_cast<int>(whole.coordinate(rank, axis)),
                                                   std::string(axis.text()), stage_.calls(), std::string(axis.text()),
                                                   ranks_with(whole, rank, axis_list(axis))))) {}

@@ -27,10 +27,12 @@ struct layer_plan {
 
 /// Runs a layer on a counting device in a counting world, and returns its work. `make(ctx)` constructs the layer from a
 /// `const context<counting_device>&`. It measures the layer's own code, so a layer needs no further code for this.
+/// `unequal_parts` as for `world::counting`.
 template <class Make>
 layer_plan dry_run(const mesh_shape& mesh, const dim_sizes& sizes, std::int64_t rank, Make&& make,
-                   recompute policy = recompute::none, const deterministic_leaves& leaves = {}) {
-  world ranks = world::counting(mesh, rank);
+                   recompute policy = recompute::none, const deterministic_leaves& leaves = {},
+                   unequal_parts_rule unequal_parts = nullptr) {
+  world ranks = world::counting(mesh, rank, {}, unequal_parts);
   counting_device device;
   const context<counting_device> ctx{device, ranks, sizes, 0, leaves};
   auto one = make(ctx);

@@ -156,6 +156,17 @@ TEST_CASE("gathers and scatters of unequal parts count the sent bytes, without p
   });
 }
 
+TEST_CASE("a dry run asks the rule of a kind of communicators for unequal parts") {
+  mesh_shape shape;
+  shape.add(axis_of<tp>, 2);
+  const axis_list axes(axis_of<tp>);
+  world as_most = world::counting(shape);
+  CHECK(as_most.group(axes).unequal_parts(1));
+  world as_nccl = world::counting(shape, 0, {}, nccl::takes_unequal_parts);
+  CHECK_FALSE(as_nccl.group(axes).unequal_parts(65535));
+  CHECK(as_nccl.group(axes).unequal_parts(65536));
+}
+
 TEST_CASE("a cleared recorder does not match an earlier ticket with a new event") {
   recorder r;
   CHECK(r.label("dp") == r.label("dp"));
