@@ -95,7 +95,7 @@ text_windows read_text(const char* path, const settings& s) {
   std::fclose(file);
   if (text.count() <= text.held_out)
     pl::fail({path, " has ", text.bytes.size(), " bytes, and ", text.held_out, " sequences of ", s.length,
-              " are held out; a longer text is wanted, or fewer in settings::held_out"});
+              " are held out; use a longer text, or lower settings::held_out"});
   return text;
 }
 

@@ -170,7 +170,7 @@ def encoded_batches(texts, arguments):
                     return
                 yield waiting.popleft().result()
         except concurrent.futures.BrokenExecutor:
-            raise Refused(f"a process that encodes was killed, for want of memory maybe; try fewer than "
+            raise Refused(f"a process that encodes was killed, perhaps because memory is too small; try fewer than "
                           f"{arguments.workers} --workers")
         finally:
             pool.shutdown(cancel_futures=True)

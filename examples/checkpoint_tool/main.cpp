@@ -19,7 +19,7 @@ int run(int argc, char** argv) {
   app.footer("Exit codes: 0, 1 where verify finds a fault or diff or compare-runs a difference, 2 for an error.");
 
   inspect_options look;
-  CLI::App* const inspecting = app.add_subcommand("inspect", "Tells what a step, or a folder of steps, holds.");
+  CLI::App* const inspecting = app.add_subcommand("inspect", "Lists the content of a step or a folder of steps.");
   inspecting->add_option("PATH", look.path, "a step or a folder of steps")->required();
   inspecting->add_flag("--tensors", look.tensors, "list the tensors of a step");
   inspecting->add_flag("--files", look.files, "list the data files of a step, and what each writer wrote");
@@ -77,7 +77,7 @@ int run(int argc, char** argv) {
   importing->add_option("--dtype", imported.dtype, "F64, F32 or BF16; not given: what each tensor has");
   importing
       ->add_option("--weights-order", imported.weights_order,
-                   "whose names and order the tensors have, beside a config.json of Hugging Face: hugging-face, "
+                   "names and order of the tensors, if there is a Hugging Face config.json: hugging-face, "
                    "megatron or meta")
       ->capture_default_str();
 
@@ -99,7 +99,7 @@ int run(int argc, char** argv) {
   if (app.get_subcommands().empty())
     plait::fail(
         "give a command: inspect, verify, diff, compare-runs, export-safetensors, export-hf, import-hf or reshard "
-        "(--help tells more)");
+        "(see --help)");
   if (inspecting->parsed()) inspect(look);
   if (verifying->parsed() && !verify(verified)) return exit_found;
   if (comparing->parsed() && !diff(compared)) return exit_found;
@@ -124,7 +124,7 @@ int main(int argc, char** argv) {
     plait::open_standard_descriptors();
     const int code = run(argc, argv);
     if (std::fflush(stdout) == 0) return code;
-    complain("what is printed cannot be written");
+    complain("the output cannot be written");
   } catch (const std::exception& e) {
     complain(e.what());
   }

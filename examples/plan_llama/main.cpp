@@ -61,7 +61,7 @@ void declare(CLI::App& app, options& opt) {
   app.add_option("--tp", opt.search.tp, "the extents to search, as in 4,8")->delimiter(',');
   app.add_option("--cp", opt.search.cp, "the same of cp")->delimiter(',');
   app.add_option("--pp", opt.search.pp, "the same of pp")->delimiter(',');
-  app.add_option("--ep", opt.search.ep, "the same of ep, ranks of dp that share out experts")->delimiter(',');
+  app.add_option("--ep", opt.search.ep, "extents of ep to search: ranks of dp that shard experts")->delimiter(',');
   app.add_option("--microbatch", opt.search.microbatch, "the microbatches to search, in sequences")->delimiter(',');
   app.add_option("--schedule", opt.schedules,
                  "the schedules to search: gpipe, 1f1b, interleaved (or interleaved:V), zb_h1, zb_h2, zb_v, automatic")
@@ -307,7 +307,7 @@ int main(int argc, char** argv) {
     plait::open_standard_descriptors();
     const int code = run(argc, argv);
     if (std::fflush(stdout) == 0) return code;
-    fmt::print(stderr, "plan_llama: what is printed cannot be written\n");
+    fmt::print(stderr, "plan_llama: the output cannot be written\n");
   } catch (const std::exception& e) {
     std::fflush(stdout);
     fmt::print(stderr, "plan_llama: {}\n", e.what());

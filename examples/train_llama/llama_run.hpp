@@ -209,7 +209,7 @@ std::optional<double> held_out_loss(const plait::context<Device>& ctx, Model& mo
   double sum = 0, count = 0;
   ctx.device.download(&sum, mean.loss_sum(), sizeof sum, ctx.device.main_stream());
   ctx.device.download(&count, mean.tokens(), sizeof count, ctx.device.main_stream());
-  if (count == 0) plait::fail("--held-out: no token of what is held out has a target: each ends its document");
+  if (count == 0) plait::fail("--held-out: no held-out token has a target: each ends its document");
   return sum / count;
 }
 
@@ -351,8 +351,8 @@ class saved_states {
     if (!path.empty()) load(path);
     if (newest_saved_ > steps_before_)
       problem = plait::cat({"'", s_.opt.checkpoint_dir, "' has step ", newest_saved_, " already, and this run begins ",
-                            "after step ", steps_before_, "; --resume auto goes on from the newest, and another ",
-                            "directory takes what this run saves"});
+                            "after step ", steps_before_, "; --resume auto continues from the newest; another ",
+                            "directory can take this run's steps"});
     plait::agree_on(ctx_.device, ranks_, problem, "--checkpoint-dir: ");
     forget_best_elsewhere();
     if (best_.step >= 0 && saver_ && s_.opt.keep_best != "none")

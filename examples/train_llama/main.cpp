@@ -118,9 +118,9 @@ int finish(const std::string& problem, bool speaks) {
   }
   if (speaks) say_now();
   if (const int failure = output_failure(); speaks && failure != 0) {
-    complain(fmt::format("standard output could not be written, so that what was said there is not whole: {}",
-                         std::strerror(failure))
-                 .c_str());
+    complain(
+        fmt::format("standard output could not be written, so the output is not complete: {}", std::strerror(failure))
+            .c_str());
     return 1;
   }
   return interrupted ? 128 + interrupted : 0;

@@ -78,7 +78,7 @@ std::vector<double> parse_weights(const std::string& text, std::size_t sources) 
   if (text.empty()) return weights;
   for (const std::string& word : words_of(text, ',')) {
     const std::optional<double> weight = number_of(word);
-    if (!weight) reject("--data-weights {}: '{}' is no number; legal is as in 0.7,0.3", text, word);
+    if (!weight) reject("--data-weights {}: '{}' is not a number; legal is a list as in 0.7,0.3", text, word);
     weights.push_back(*weight);
   }
   if (weights.size() != sources)
@@ -243,13 +243,13 @@ void check_inputs(const options& opt) {
        {opt.end_of_document != -1 && !keeps_documents_apart(opt),
         "--end-of-document {--end-of-document} is for --documents apart; joined documents have no ends"},
        {opt.given("--on-new-data") && opt.resume == "none",
-        "--on-new-data {--on-new-data} is for --resume, which names what was trained before"},
+        "--on-new-data {--on-new-data} is for --resume, which names an earlier step"},
        {opt.given("--on-new-schedule") && opt.resume == "none",
-        "--on-new-schedule {--on-new-schedule} is for --resume, which names what was trained before"},
+        "--on-new-schedule {--on-new-schedule} is for --resume, which names an earlier step"},
        {opt.keep_best == "held-out" && !holds_out(opt),
-        "--keep-best held-out needs --held-out, which says what fraction of the data is kept for evaluation"},
+        "--keep-best held-out needs --held-out, which names the data for evaluation"},
        {opt.eval_every > 0 && !holds_out(opt),
-        "--eval-every {--eval-every} needs --held-out, which says what the model is evaluated on"}});
+        "--eval-every {--eval-every} needs --held-out, which names the data for evaluation"}});
 }
 
 /// Refuses options for training if there is a command, which does not train.
@@ -272,7 +272,7 @@ void check_pipeline(const options& opt) {
                      "--schedule {--schedule} orders the stages of a pipeline, and with pp=1 there is none; legal are "
                      "1f1b, and more ranks along pp"},
                     {opt.given("--split"),
-                     "--split {--split} shares out layers over the stages of a pipeline, and with pp=1 there is one; "
+                     "--split {--split} divides layers over the stages of a pipeline, and with pp=1 there is one; "
                      "leave it out"}});
 }
 
@@ -319,7 +319,7 @@ void check_numerics(const options& opt) {
   if (!opt.leaves) return;
   const auto only = [&](const char* flag, bool holds, const char* legal) {
     if (!holds)
-      reject("--deterministic has one order of sums, which {} {} has not; legal is {}", flag, value_of(opt, flag),
+      reject("--deterministic has one order of sums, which {} {} does not have; legal is {}", flag, value_of(opt, flag),
              legal);
   };
   only("--device", opt.device == "cpu", "cpu");
@@ -355,7 +355,7 @@ void check_steps(const options& opt) {
             {opt.log_hashes > 0 && opt.log.empty(),
              "--log-hashes {--log-hashes} needs --log, which names the file that the hashes are written to"},
             {opt.log_gradient_hashes && opt.log_hashes == 0,
-             "--log-gradient-hashes needs --log-hashes, which says every how many steps; at least 1 is legal"},
+             "--log-gradient-hashes needs --log-hashes, which sets how often; at least 1 is legal"},
             {no_text && opt.given("--prompt") && !opt.prompt.empty(),
              "--prompt is for the text that is sampled at the end, and --sample 0 samples none"},
             {no_text && opt.given("--temperature"),
@@ -366,15 +366,16 @@ void check_steps(const options& opt) {
 void check_training(const options& opt) {
   const bool muon = opt.optimizer == "muon", int8 = opt.moments == "int8";
   check_rules(
-      opt, {{opt.given("--min-lr-ratio") && opt.lr_schedule == "constant",
-             "--min-lr-ratio {--min-lr-ratio} changes nothing with --lr-schedule constant; leave it out"},
-            {muon && opt.precision == "bf16-no-masters",
-             "--optimizer muon needs master weights, which --precision bf16-no-masters has not; legal are --optimizer "
-             "adamw and --precision float, double and bf16"},
-            {muon && int8, "--moments int8 is for --optimizer adamw; with muon, full and bf16 are legal"},
-            {int8 && opt.data_parallel != "replicated" && opt.shard == "even",
-             "--moments int8 has a scale for each 256 elements, which --data-parallel {--data-parallel} with --shard "
-             "even cuts; legal are --shard blocks, --shard whole and --data-parallel replicated"}});
+      opt,
+      {{opt.given("--min-lr-ratio") && opt.lr_schedule == "constant",
+        "--min-lr-ratio {--min-lr-ratio} changes nothing with --lr-schedule constant; leave it out"},
+       {muon && opt.precision == "bf16-no-masters",
+        "--optimizer muon needs master weights, which --precision bf16-no-masters does not have; legal are --optimizer "
+        "adamw and --precision float, double and bf16"},
+       {muon && int8, "--moments int8 is for --optimizer adamw; with muon, full and bf16 are legal"},
+       {int8 && opt.data_parallel != "replicated" && opt.shard == "even",
+        "--moments int8 has a scale for each 256 elements, which --data-parallel {--data-parallel} with --shard "
+        "even cuts; legal are --shard blocks, --shard whole and --data-parallel replicated"}});
   for (const char* flag : {"--muon-momentum", "--muon-scale", "--muon-lr-ratio"})
     if (!muon && opt.given(flag)) reject("{} is for --optimizer muon; here it is {}", flag, opt.optimizer);
 }
@@ -420,7 +421,7 @@ void check_gpu(const options& opt) {
         "--backend mpi moves the host's memory; with --device cuda, --backend nccl is legal (which mpirun may start) "
         "and threads"},
        {opt.precision == "double",
-        "--precision double is not there for --device cuda; legal are float, bf16 and bf16-no-masters"},
+        "--precision double is not supported for --device cuda; legal are float, bf16 and bf16-no-masters"},
        {opt.precision == "float" && opt.strategy != "sp",
         "--device cuda --precision float is built for --strategy sp alone; here it is {--strategy} (bf16 has either)"},
        {opt.tf32 && opt.precision != "float", "--tf32 is for --precision float; here it is {--precision}"},

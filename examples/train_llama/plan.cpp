@@ -263,7 +263,7 @@ std::int64_t ranks_to_plan(const options& opt, const pp::cluster& on, std::int64
   if (ranks > 0) return ranks;
   if (named > 0) return named;
   if (opt.given("--mesh")) return parse_mesh(opt).size();
-  reject("--plan auto is not told how many ranks there are; --cluster says it, as in {}:8", opt.cluster);
+  reject("--plan auto needs the number of ranks; name it by --cluster, as in {}:8", opt.cluster);
 }
 
 }  // namespace
@@ -403,7 +403,7 @@ std::string data_parallel_text(const setup& s) {
 /// Returns a line on the chunks in which linears send; empty if they use none.
 std::string tensor_overlap_text(const options& opt) {
   if (opt.tensor_overlap == 1) return {};
-  return fmt::format("tensor parallel: linears gather and reduce in {} chunks, beside their products\n",
+  return fmt::format("tensor parallel: linears gather and reduce in {} chunks, while their products run\n",
                      opt.tensor_overlap);
 }
 

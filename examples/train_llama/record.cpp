@@ -437,14 +437,14 @@ void check_resumed(const setup& s, const plait::loaded_state& loaded) {
     throw plait::error_of_all(
         plait::cat({"--data, --data-weights or --held-out is not what '", loaded.path,
                     "' was saved with, so that its place in the data means nothing: it was [", there, "], and is [",
-                    s.data_text, "]; --on-new-data begin goes on with the first sample of the new data"}));
+                    s.data_text, "]; --on-new-data begin continues with the first sample of the new data"}));
   const std::string rate = saved_text(loaded, "train.rate");
   if (static_cast<std::int64_t>(loaded.step) < s.opt.steps && rate != s.rate_text && s.opt.on_new_schedule == "stop" &&
       !rate.empty())
     throw plait::error_of_all(
         plait::cat({"--lr, --lr-schedule, --min-lr-ratio, --warmup or --steps gives another learning rate than '",
                     loaded.path, "' was trained with: it was [", rate, "], and is [", s.rate_text,
-                    "]; --on-new-schedule follow goes on at step ", loaded.step + 1, " of the new course"}));
+                    "]; --on-new-schedule follow continues at step ", loaded.step + 1, " of the new schedule"}));
 }
 
 std::string planned_state_text(const setup& s, const run_plan& plan) {
@@ -475,7 +475,7 @@ std::string planned_state_text(const setup& s, const run_plan& plan) {
     });
     begins = static_cast<std::int64_t>(step.saved.step);
     if (begins > s.opt.steps)
-      reject("--steps is {}, and {} are behind what --resume {} names; ask for more steps", s.opt.steps, begins,
+      reject("--steps is {}, and {} were done before --resume {}; ask for more steps", s.opt.steps, begins,
              s.opt.resume);
     text += line_of("--resume", step, "its bytes are compared with their checksums when it is loaded");
     if (!other.empty()) text += fmt::format("--resume: other options than before: {}\n", other);
@@ -487,6 +487,6 @@ std::string planned_state_text(const setup& s, const run_plan& plan) {
                     resumed.empty() ? "its weights are taken, with a new optimizer" : "--resume takes its place");
   if (newest && static_cast<std::int64_t>(*newest) > begins)
     plait::fail({"--checkpoint-dir: '", directory, "' has step ", *newest, " already, and this run begins after step ",
-                 begins, "; --resume auto goes on from the newest, and another directory takes what this run saves"});
+                 begins, "; --resume auto continues from the newest; another directory can take this run's steps"});
   return text;
 }

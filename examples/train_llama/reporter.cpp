@@ -56,7 +56,7 @@ std::string adapters_text(const setup& s) {
     if (of_mlps && i >= m.dense_layers && m.shared_ffn > 0) ends += mlp(m.shared_ffn);
     if (of_experts && i >= m.dense_layers) ends += m.experts * mlp(c.ffn);
   }
-  return fmt::format("adapters: rank {}, alpha {}, {} parameters, which alone are trained\n", s.opt.lora,
+  return fmt::format("adapters: rank {}, alpha {}, {} parameters; only these are trained\n", s.opt.lora,
                      s.opt.lora_alpha, s.opt.lora * ends);
 }
 
@@ -203,7 +203,7 @@ namespace {
 std::string weights_text(const setup& s) {
   if (s.weights)
     return fmt::format("weights: {} tensors of '{}'{}\n", s.weights->entries.size(), s.opt.init_from,
-                       s.weights->untied ? ", whose head is another than its embedding, though config.json ties them: "
+                       s.weights->untied ? ", whose head differs from its embedding, though config.json ties them: "
                                            "both are trained"
                                          : "");
   if (!s.first_step.empty())
@@ -288,7 +288,7 @@ reporter::reporter(const setup& s, model_run& run, std::int64_t resumed)
   if (s.opt.plan == "auto") say("{}", plan_text(s));
   say("{}", use_.heading());
   if (resumed > 0)
-    say("goes on from step {}\n", resumed);
+    say("continues from step {}\n", resumed);
   else if (s.opt.resume == "auto")
     say("--resume auto: nothing is saved in '{}' yet\n", s.opt.checkpoint_dir);
   say_now();
@@ -318,7 +318,7 @@ bool reporter::written(F&& write) {
   } catch (const plait::error& e) {
     if (display_) display_->finish();  // ends the progress line
     say_now();
-    fmt::print(stderr, "train_llama: {}; the run goes on without it\n", e.what());
+    fmt::print(stderr, "train_llama: {}; the run continues without it\n", e.what());
     if (failure_.empty()) failure_ = e.what();
     return false;
   }
@@ -375,7 +375,7 @@ void reporter::saved(const keeper::news& news) {
   logged([&](plait::json_log& log) { log.write(plait::json_object().add("save", line)); });
   display_->finish();  // ends the progress line
   if (s.failure.empty())
-    say("saved step {}: {} in {:.2f} s ({}/s) behind the training, which it stopped for {:.1f} ms{}\n", s.step,
+    say("saved step {}: {} in {:.2f} s ({}/s) during training, which it stopped for {:.1f} ms{}\n", s.step,
         size_text(bytes), s.background, size_text(bytes / s.background), 1e3 * s.stall,
         news.loss ? fmt::format("; held-out loss {:.4f}{}", *news.loss, news.is_best ? ", the best so far" : "") : "");
   else

@@ -244,7 +244,7 @@ void read_first_step(const options& opt, opened_model& m) {
     return;
   }
   plait::fail({"--init-from: '", step,
-               "' is a saved step that does not tell its model's shape, as one of weights alone "
+               "' is a saved step that does not have its model's shape, as one of only weights "
                "or of an older program; give it by --model"});
 }
 
@@ -320,7 +320,7 @@ std::string tokenizer_file(const options& opt, const opened_model& m) {
 const plait::tokenizer& read_tokenizer(setup& s) {
   const std::string& path = s.opt.tokenizer;
   if (!std::filesystem::exists(path))
-    reject("--init-from: '{}' was trained with '{}', which is not there; name it by --tokenizer", s.first_step, path);
+    reject("--init-from: '{}' was trained with '{}', which does not exist; name it by --tokenizer", s.first_step, path);
   if (!s.tokenizer) s.tokenizer = std::make_shared<const plait::tokenizer>(path, "--tokenizer");
   return *s.tokenizer;
 }
@@ -509,15 +509,15 @@ void set_deterministic(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t 
   for (const auto& [name, size] : {std::pair{"heads", c.heads}, {"kv heads", c.kv_heads}, {"ffn", c.ffn}})
     if (const std::int64_t leaves = std::gcd(n.features, size); leaves < tp)
       refuse(name, leaves,
-             fmt::format("as many as divide {} and {}, cannot be shared out over tp={}; the first number must have a "
+             fmt::format("as many as divide {} and {}, cannot be divided over tp={}; the first number must have a "
                          "common divisor with {} that is at least {}",
                          n.features, size, tp, size, tp));
   if (n.features < tp)
-    refuse("the vocabulary", n.features, fmt::format("cannot be shared out over tp={}; legal are {} or more", tp, tp));
+    refuse("the vocabulary", n.features, fmt::format("cannot be divided over tp={}; legal are {} or more", tp, tp));
   const std::int64_t batch = s.microbatches * s.sequences, parts = dp * s.microbatches;
   if (n.samples % parts != 0 || batch % n.samples != 0)
     refuse("samples", n.samples,
-           fmt::format("cannot be shared out over {}={} and {} microbatches of {} sequences in a step; legal are "
+           fmt::format("cannot be divided over {}={} and {} microbatches of {} sequences in a step; legal are "
                        "multiples of {} that divide {}",
                        s.opt.mixture ? "dp x ep" : "dp", dp, s.microbatches, batch, parts, batch));
   const bool routed = s.opt.mixture && tp > 1;  // a router sees the tokens of one rank of tp
@@ -525,7 +525,7 @@ void set_deterministic(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t 
   const std::int64_t least = std::max(of_context, cp * (s.opt.strategy == "sp" ? tp : 1));
   if (n.sequence % pieces != 0 && n.sequence < least)
     refuse("the sequence", n.sequence,
-           fmt::format("cannot be shared out over cp={}{}{}; legal are {}{} or more", cp,
+           fmt::format("cannot be divided over cp={}{}{}; legal are {}{} or more", cp,
                        s.zigzag && cp > 1 ? " in zigzag order" : "",
                        routed ? fmt::format(" and, for routers, tp={}", tp) : "",
                        least > pieces ? fmt::format("multiples of {}, and ", pieces) : "", least));
@@ -619,7 +619,7 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
         "is 0, or a model such as tiny-dots1",
         opt.expert_bias_rate);
   const auto refuse = [](const std::string& option, const char* legal) {
-    reject("{} is not there for models with experts; legal is {}", option, legal);
+    reject("{} is not supported for models with experts; legal is {}", option, legal);
   };
   if (opt.graph == "on")
     plait::fail(

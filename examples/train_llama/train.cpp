@@ -69,8 +69,8 @@ std::string train(const setup& s, model_run& run) {
     return e.what();
   }
   if (resumed > s.opt.steps)
-    return fmt::format("--steps is {}, and {} are behind what --resume {} names; ask for more steps", s.opt.steps,
-                       resumed, s.opt.resume);
+    return fmt::format("--steps is {}, and {} were done before --resume {}; ask for more steps", s.opt.steps, resumed,
+                       s.opt.resume);
   if (resumed < s.opt.steps && !s.data)
     return fmt::format("--data is missing: {} of --steps {} are done; name a text file, or token files (.bin)", resumed,
                        s.opt.steps);

@@ -284,7 +284,7 @@ untrained() {
   timeout 30 "$trainer" --data "$text" --seq 32 --steps 2 --sample 0 "$@" >out 2>err && fail "$* was accepted"
   grep -q -e "^train_llama: .*$expected" err || fail "$*: '$expected' is not in: $(cat err)"
 }
-untrained "--init-from: 'imported/step-00000000' is a saved step that does not tell its model's shape.* --model" --init-from imported
+untrained "--init-from: 'imported/step-00000000' is a saved step that does not have its model's shape.* --model" --init-from imported
 untrained "--weights-order meta is for model directories, and --init-from imported is a saved step" \
   --init-from imported --model "$mha/config.json" --weights-order meta
 untrained "--resume zero takes the weights of a saved step, and so does --init-from imported" \
@@ -341,7 +341,7 @@ refused "The following argument was not expected: --frob" inspect tp --frob
 cp -r $two renamed
 refused "PATH: 'renamed' has a manifest, but not the name of its step" inspect renamed
 if "$tool" inspect tp >/dev/full 2>err; then fail "a full standard output goes unnoticed"; fi
-says err "what is printed cannot be written"
+says err "the output cannot be written"
 expect 0 --help
 says out "export-safetensors"
 

@@ -92,9 +92,9 @@ saved() { said | sed -n 's/^saved step \([0-9]*\): .*/\1/p' | sed -n "$1p"; }
 until_line '"step": *2,' cat run.jsonl || fail "no rank trains: $(said)"
 [ "$(said | grep -c ' 4 ranks (dp=2, tp=2)')" = 1 ] || fail "there are not four ranks: $(said)"
 scancel --signal=TERM "$job"
-until_line '^goes on from step' said || fail "the job does not resume: $(said) $(scontrol show job "$job")"
+until_line '^continues from step' said || fail "the job does not resume: $(said) $(scontrol show job "$job")"
 [ -n "$(saved 1)" ] || fail "SIGTERM saves nothing: $(said)"
-said | grep -q "^goes on from step $(saved 1)$" || fail "not what was saved: $(said)"
+said | grep -q "^continues from step $(saved 1)$" || fail "not what was saved: $(said)"
 until_line "\"step\": *$(($(saved 1) + 2))," cat run.jsonl || fail "the resumed job does not train: $(said)"
 
 scancel "$job"

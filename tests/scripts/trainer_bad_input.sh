@@ -44,7 +44,7 @@ fi
 # Models with experts.
 refused '--mesh ep=2 has ep=2, and the model has no experts; legal is ep=1' --mesh ep=2
 refused "--mesh ep=9: ep=9 is more than the model's num_experts, which is 8" --model tiny-experts --mesh ep=9
-refused '--strategy tp is not there for models with experts; legal is sp' --model tiny-experts --strategy tp
+refused '--strategy tp is not supported for models with experts; legal is sp' --model tiny-experts --strategy tp
 refused '--balance-loss 0.01 is for models with experts, and this one has none; legal is 0' --balance-loss 0.01
 refused '--expert-limit 1 is for models with experts' --expert-limit 1
 refused '--expert-bias-rate 0.1 is for models whose router has biases, and this one has none; legal is 0, or a model such as tiny-dots1' --model tiny-experts --expert-bias-rate 0.1
@@ -53,7 +53,7 @@ refused '--loss-chunks 3: each rank has 64 positions of a sequence; legal with -
 refused '--loss-chunks 2: chunks of 16 positions on each rank are no whole leaves of --deterministic 4; legal there, as the third number, are multiples of 2' --deterministic 4 --loss-chunks 2
 refused '--loss-chunks 2: --schedule zb_h1 defers weight gradients, for which the gradients of all logits wait; legal is 1, or a schedule such as 1f1b' --mesh pp=2 --global-batch 8 --schedule zb_h1 --loss-chunks 2
 refused '--router-z-loss is -1; legal is at least 0' --model tiny-experts --router-z-loss -1
-refused '--deterministic 4,4,1: 1 leaves of the sequence, cannot be shared out over cp=1 and, for routers, tp=2; legal are multiples of 2' \
+refused '--deterministic 4,4,1: 1 leaves of the sequence, cannot be divided over cp=1 and, for routers, tp=2; legal are multiples of 2' \
   --model tiny-experts --deterministic 4,4,1 --mesh tp=2 --global-batch 8
 
 # Sizes that the ranks cannot divide.
@@ -132,7 +132,7 @@ refused '--recompute budget:1G chooses layers before stages are measured; with i
 refused "--precision 'half' is unknown; legal are float, double, bf16, bf16-no-masters" --precision half
 refused '--precision bf16-no-masters is built for --strategy sp alone; here it is tp' \
   --precision bf16-no-masters --strategy tp
-refused '--optimizer muon needs master weights, which --precision bf16-no-masters has not; legal are --optimizer adamw' \
+refused '--optimizer muon needs master weights, which --precision bf16-no-masters does not have; legal are --optimizer adamw' \
   --precision bf16-no-masters --optimizer muon
 refused "--reduce-in 'half' is unknown; legal are full, bf16" --reduce-in half
 refused '--reduce-in bf16 is for gradients in float; with --precision double, full' --reduce-in bf16 --precision double --mesh dp=2
@@ -146,7 +146,7 @@ for precision in float double; do
     --precision $precision
 done
 refused '--gradients bf16 is built for --strategy sp alone; here it is tp' --gradients bf16 --precision bf16 --strategy tp
-refused '--deterministic has one order of sums, which --gradients bf16 has not; legal is full' --gradients bf16 \
+refused '--deterministic has one order of sums, which --gradients bf16 does not have; legal is full' --gradients bf16 \
   --precision bf16 --deterministic 8
 refused '--reduce-in bf16 is for gradients in float; with --gradients bf16, full is legal, which is bf16, and float' \
   --gradients bf16 --precision bf16 --reduce-in bf16 --mesh dp=2
@@ -154,7 +154,7 @@ refused '--reduce-in float is for gradients that are summed over the ranks of dp
   --gradients bf16 --precision bf16 --reduce-in float --mesh tp=2
 refused '--attention ulysses:contiguous is built for --gradients full alone; legal here is ulysses:zigzag' \
   --gradients bf16 --precision bf16 --attention ulysses:contiguous --mesh cp=2
-refused '--optimizer muon needs master weights, which --precision bf16-no-masters has not' \
+refused '--optimizer muon needs master weights, which --precision bf16-no-masters does not have' \
   --gradients bf16 --precision bf16-no-masters --optimizer muon
 refused "--moments 'fp8' is unknown; legal are full, bf16, int8" --moments fp8
 refused '--moments int8 is for --optimizer adamw; with muon, full and bf16 are legal' --moments int8 --optimizer muon
@@ -221,7 +221,7 @@ refused '--lora-linears is for --lora, which gives the rank of the adapters' --l
 refused "--lora-linears 'experts' is unknown; legal are all, shared, attention" --lora 4 --lora-linears experts
 refused '--lora-alpha is 0; legal is at least 1e-06' --lora 4 --lora-alpha 0
 refused '--lora 4 trains adapters alone, and random weights would stay random; name weights by --init-from' --lora 4
-refused '--deterministic has one order of sums, which --lora 4 has not; legal is 0' --lora 4 --deterministic 8
+refused '--deterministic has one order of sums, which --lora 4 does not have; legal is 0' --lora 4 --deterministic 8
 refused '--plan auto: --lora 4 is not priced; leave it out' --lora 4 --dry-run --plan auto --cluster cpu:8 --global-batch 16
 refused '--temperature is -1' --temperature -1
 refused '--held-out: 1 is no fraction' --held-out 1
@@ -337,7 +337,7 @@ refused "--schedule dualpipe_v: with 2 pipeline ranks and 2 microbatches: .*near
 refused "--schedule missing.csv: the file cannot be read" --schedule missing.csv
 refused "--schedule interleaved:2 orders the stages of a pipeline, and with pp=1 there is none; legal are 1f1b, and more ranks along pp" \
   --schedule interleaved:2
-refused "--split measured shares out layers over the stages of a pipeline, and with pp=1 there is one; leave it out" --split measured
+refused "--split measured divides layers over the stages of a pipeline, and with pp=1 there is one; leave it out" --split measured
 printf '0F0,0B0\n1B0,1F0\n' >deadlock.csv
 refused "--schedule deadlock.csv: .*" --mesh pp=2 --schedule deadlock.csv --micro-batch 8
 refused "--seq is 7, and 8 ranks of cp and tp share a sequence, each with a token at least; legal are 8 and more" --mesh cp=4,tp=2 --seq 7
@@ -471,7 +471,7 @@ echo '{"eos_token_id": 607}' >ends/generation_config.json
 echo '{"eos_token_id": true}' >ends/generation_config.json
 commanded "key 'eos_token_id' is true; legal is a token" generate ends
 mv words moved
-commanded "--init-from: 'of_words/step-00000002' was trained with '/.*/words/tokenizer.json', which is not there; name it by --tokenizer" \
+commanded "--init-from: 'of_words/step-00000002' was trained with '/.*/words/tokenizer.json', which does not exist; name it by --tokenizer" \
   generate of_words
 "$trainer" generate of_words --tokenizer moved --sample 1 >by_name.out || fail "no tokenizer by name"
 commanded "--prompt: its token [0-9]* is no token, as the model's vocab_size is 256" generate "$step" --tokenizer moved

@@ -18,7 +18,7 @@ refused() {
 
 # Errors that need no GPU.
 refused '--backend mpi moves the host.s memory; with --device cuda, --backend nccl' "$trainer" --backend mpi
-refused '--precision double is not there for --device cuda; legal are float, bf16 and bf16-no-masters' "$trainer" --precision double
+refused '--precision double is not supported for --device cuda; legal are float, bf16 and bf16-no-masters' "$trainer" --precision double
 refused '--precision float is built for --strategy sp alone; here it is tp' "$trainer" --strategy tp
 refused '--tf32 is for --precision float; here it is bf16' "$trainer" --tf32 --precision bf16
 refused '--attention-kernel cudnn computes in bf16; with --precision float' "$trainer" --attention-kernel cudnn

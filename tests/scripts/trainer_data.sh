@@ -178,7 +178,7 @@ refused "--on-new-data begin is for --resume" --data first.txt --on-new-data beg
 yes '{"text": "a"}' | head -n 4000 >letters.jsonl
 tokenize --tokenizer bytes --output letters letters.jsonl
 refused "--data: no token of step 1 has a target" --data letters.bin --documents apart --mesh dp=2
-refused "--held-out: no token of what is held out has a target" --data letters.bin --documents apart --held-out 0.1 --steps 0
+refused "--held-out: no held-out token has a target" --data letters.bin --documents apart --held-out 0.1 --steps 0
 
 # Errors of the script.
 # no_tokens TEXT ARGUMENTS...

@@ -200,20 +200,20 @@ refuses() {
 refuses "--deterministic yes: legal are off, and one to three numbers of leaves" --deterministic yes
 refuses "--deterministic 8,8,2,1: legal are off" --deterministic 8,8,2,1
 refuses "--deterministic 8,0: legal are off" --deterministic 8,0
-refuses "which --threads 2 has not; legal is 1" --deterministic 8 --threads 2
-refuses "which --moments int8 has not; legal is full or bf16" --deterministic 8 --moments int8
-refuses "which --reduce-in bf16 has not; legal is full" --deterministic 8 --mesh dp=2 --reduce-in bf16
-refuses "which --tensor-overlap 2 has not; legal is 1" --deterministic 8 --mesh tp=2 --tensor-overlap 2
+refuses "which --threads 2 does not have; legal is 1" --deterministic 8 --threads 2
+refuses "which --moments int8 does not have; legal is full or bf16" --deterministic 8 --moments int8
+refuses "which --reduce-in bf16 does not have; legal is full" --deterministic 8 --mesh dp=2 --reduce-in bf16
+refuses "which --tensor-overlap 2 does not have; legal is 1" --deterministic 8 --mesh tp=2 --tensor-overlap 2
 refuses "has no order for kv heads that ranks share, and --mesh has tp=8 for 4 kv heads; legal are up to 4" \
   --deterministic 8 --mesh tp=8
-refuses "2 leaves of heads, as many as divide 2 and 8, cannot be shared out over tp=4" --deterministic 2,8 --mesh tp=4
-refuses "4 leaves of samples, cannot be shared out over dp=2 and 4 microbatches of 8 sequences in a step; legal are multiples of 8 that divide 8" \
+refuses "2 leaves of heads, as many as divide 2 and 8, cannot be divided over tp=4" --deterministic 2,8 --mesh tp=4
+refuses "4 leaves of samples, cannot be divided over dp=2 and 4 microbatches of 8 sequences in a step; legal are multiples of 8 that divide 8" \
   --deterministic 8,4 --mesh dp=2
-refuses "16 leaves of samples, cannot be shared out over dp=1 and 8 microbatches of 8 sequences" --deterministic 8,16
-refuses "2 leaves of the sequence, cannot be shared out over cp=2 in zigzag order; legal are 4 or more" \
+refuses "16 leaves of samples, cannot be divided over dp=1 and 8 microbatches of 8 sequences" --deterministic 8,16
+refuses "2 leaves of the sequence, cannot be divided over cp=2 in zigzag order; legal are 4 or more" \
   --deterministic 8,8,2 --mesh cp=2
-refuses "2 leaves of the sequence, cannot be shared out over cp=3; legal are multiples of 3, and 9 or more" \
+refuses "2 leaves of the sequence, cannot be divided over cp=3; legal are multiples of 3, and 9 or more" \
   --deterministic 8,8,2 --mesh cp=3,tp=3 --attention ring:contiguous
-refuses "2 leaves of heads, as many as divide 2 and 8, cannot be shared out over tp=3; the first number must have a common divisor with 8 that is at least 3" \
+refuses "2 leaves of heads, as many as divide 2 and 8, cannot be divided over tp=3; the first number must have a common divisor with 8 that is at least 3" \
   --deterministic 2,8 --mesh tp=3
 refuses "8 leaves of the sequence, of which each is cut into 8 for norms, do not divide --seq 32" --deterministic 8,8,8

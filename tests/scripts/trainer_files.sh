@@ -44,7 +44,7 @@ ends_with 1 'standard output could not be written, .*: Broken pipe' 'a reader th
 # The same for other outputs: training continues without the log, and the other results are written.
 run --log /dev/full --checkpoint-dir logfull >stdout
 ends_with 1 "--log: cannot append to '/dev/full': No space left on device" 'a full log'
-grep -q "/dev/full': No space left on device; the run goes on without it" stderr || fail "a full log is not told at once: $(cat stderr)"
+grep -q "/dev/full': No space left on device; the run continues without it" stderr || fail "a full log is not told at once: $(cat stderr)"
 [ -f logfull/step-00000003/COMMIT ] || fail "a full log costs the state: $(ls logfull)"
 grep -q '^3 steps in ' stdout || fail "a full log ends the run: $(cat stdout)"
 run --plot /dev/full --export-hf exported >/dev/null
@@ -148,4 +148,4 @@ wait "$watcher" || true
 "$BIN/checkpoint_tool" verify shared >verified || fail "the run that had the folder: $(cat verified)"
 # The lock is free again, and the run knows that there are more steps.
 run --checkpoint-dir shared --resume auto --steps 0 >/dev/null
-ends_with 1 "are behind what --resume auto names" 'a --checkpoint-dir that is free again'
+ends_with 1 "were done before --resume auto" 'a --checkpoint-dir that is free again'

@@ -80,7 +80,7 @@ assert any(".experts." in n for n in shapes) == (linears == "all"), shapes
 assert any(".shared_expert." in n for n in shapes) == (linears != "attention"), shapes
 assert all(".self_attn." in n or ".mlp." in n and ".gate." not in n for n in shapes), shapes
 count = sum(map(math.prod, shapes.values()))
-assert f"adapters: rank 2, alpha 4, {count} parameters, which alone are trained" in open(f"{run}.out").read(), count
+assert f"adapters: rank 2, alpha 4, {count} parameters; only these are trained" in open(f"{run}.out").read(), count
 PY
 done
 for mesh in tp=1 pp=2,ep=2,tp=2; do
@@ -174,9 +174,9 @@ refused "has adapters of rank 2 and alpha 4, and this run has --lora 2 --lora-al
 refused "'$adapted' has adapters on all linears, and --lora-linears is shared; legal is --lora-linears all" \
   --resume adapted_all --model "$models/llama_dots1/config.json" --lora 2 --lora-linears shared
 refused '--mesh: tp=8 is more than the model.s num_attention_heads, which is 4' --init-from "$models/llama_mixtral" --mesh tp=8
-refused '--precision bf16-no-masters is not there for models with experts; legal is float or bf16' \
+refused '--precision bf16-no-masters is not supported for models with experts; legal is float or bf16' \
   --model tiny-experts --precision bf16-no-masters
-refused '--gradients bf16 is not there for models with experts; legal is full' \
+refused '--gradients bf16 is not supported for models with experts; legal is full' \
   --model tiny-experts --precision bf16 --gradients bf16
 refused '--init-from .* leave out --model tiny' --init-from "$mha" --model tiny
 refused "--init-from: 'megatron_mha': its tensors, such as '.*', have the names of megatron, and --weights-order is hugging-face; legal is --weights-order megatron" \

@@ -150,7 +150,7 @@ refuses() {
 refuses "^train_llama: --plan auto needs --cluster" --plan auto
 refuses "--plan auto needs --global-batch" --plan auto --cluster cpu:4 --global-batch 0
 refuses "--plan 'best' is unknown; legal are given, auto" --plan best
-refuses "--plan auto is not told how many ranks there are; --cluster says it, as in cpu:8" --plan auto --cluster cpu
+refuses "--plan auto needs the number of ranks; name it by --cluster, as in cpu:8" --plan auto --cluster cpu
 refuses "--cluster: unknown hardware 'gpu'; known are a100" --cluster gpu:4
 refuses "--cluster machine.json:4 names 4 ranks and --mesh dp=2 has 2; they must be equal" --cluster machine.json:4 --mesh dp=2
 refuses "the extents .* multiply to 2 ranks, and there are 4" --plan auto --cluster machine.json:4 --mesh dp=2

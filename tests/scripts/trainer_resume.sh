@@ -33,12 +33,12 @@ while read -r saved others; do
   n=$((n + 1))
   # shellcheck disable=SC2086  # a list of options
   train "whole$n" --steps 6 --sample 0 $(echo "$saved" | tr '+' ' ') --checkpoint-dir "ck$n" --save-every 3
-  grep -q '^saved step 3: .* behind the training, which it stopped for ' "whole$n.out" || fail "$saved: step 3 is not saved"
+  grep -q '^saved step 3: .* during training, which it stopped for ' "whole$n.out" || fail "$saved: step 3 is not saved"
   tail_of "whole$n.jsonl" 4 >whole.tail
   rm -f again.jsonl  # a resumed run adds to its log
   # shellcheck disable=SC2086
   train again --steps 6 --sample 0 $(echo "$saved" | tr '+' ' ') --resume "ck$n/step-00000003"
-  grep -q '^goes on from step 3$' again.out || fail "it does not say that it goes on: $(cat again.out)"
+  grep -q '^continues from step 3$' again.out || fail "it does not say that it goes on: $(cat again.out)"
   [ "$(hash_of again)" = "$(hash_of "whole$n")" ] || fail "$saved: other weights than of the run that went through"
   tail_of again.jsonl 1 >again.tail
   cmp -s whole.tail again.tail || fail "$saved: $(paste whole.tail again.tail)"
@@ -131,7 +131,7 @@ for other in "--steps 9" "--lr 0.001" "--warmup 3" "--min-lr-ratio 0.5" "--lr-sc
   timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --steps 6 --sample 0 --resume ck1/step-00000003 \
     $other >stdout 2>stderr || code=$?
   [ "$code" = 1 ] || fail "$other: exit code $code"
-  grep -q "^train_llama: .*$course.*; --on-new-schedule follow goes on at step 4" stderr || fail "$other: $(cat stderr)"
+  grep -q "^train_llama: .*$course.*; --on-new-schedule follow continues at step 4" stderr || fail "$other: $(cat stderr)"
 done
 rm -f longer.jsonl
 train longer --steps 9 --sample 0 --resume ck1/step-00000006 --on-new-schedule follow --checkpoint-dir longer --save-every 1
@@ -149,7 +149,7 @@ old="timeout 60 $trainer --model config.json --data $text --seq 32 --global-batc
 $old >stdout 2>stderr && fail "a step goes on although its data are not known"
 grep -q "^train_llama: .*it was \[not recorded.*; --on-new-data begin goes on" stderr || fail "old data: $(cat stderr)"
 $old --on-new-data begin >stdout 2>stderr && fail "a step goes on although its course is not known"
-grep -q "^train_llama: .*it was \[not recorded.*; --on-new-schedule follow goes on at step 4" stderr || fail "old course: $(cat stderr)"
+grep -q "^train_llama: .*it was \[not recorded.*; --on-new-schedule follow continues at step 4" stderr || fail "old course: $(cat stderr)"
 train old --steps 6 --sample 0 --resume olds --on-new-data begin --on-new-schedule follow --checkpoint-dir renewed
 train old --steps 6 --sample 0 --resume renewed # has both records
 train constant --steps 3 --sample 0 --lr-schedule constant --warmup 1 --checkpoint-dir constant
@@ -172,7 +172,7 @@ newest=$(find killed -maxdepth 1 -name 'step-????????' -printf '%f\n' | sort | t
 at=$(echo "$newest" | sed 's/step-0*//')
 train onwards --steps $((at + 2)) --warmup 0 --sample 0 --mesh tp=2 --checkpoint-dir killed --resume auto \
   --on-new-schedule follow --log killed.jsonl
-grep -q "^goes on from step $at\$" onwards.out || fail "it does not go on from $at: $(cat onwards.out)"
+grep -q "^continues from step $at\$" onwards.out || fail "it does not go on from $at: $(cat onwards.out)"
 [ -z "$(find killed -name '*.tmp-*')" ] || fail "what was not finished is left: $(find killed -name '*.tmp-*')"
 # The log continues too.
 [ "$(tail_of killed.jsonl $((at + 1)) | tail -n 2 | cut -d ' ' -f 1 | tr '\n' ' ')" = "$((at + 1)) $((at + 2)) " ] ||
@@ -301,7 +301,7 @@ last=$(logs get signals.jsonl steps)
 grep -q "^saved step $last: " signals.out || fail "SIGHUP does not save step $last: $(cat signals.out)"
 train onwards --steps $((last + 1)) --warmup 0 --sample 0 --checkpoint-dir signals --resume auto \
   --on-new-schedule follow
-grep -q "^goes on from step $last\$" onwards.out || fail "it does not go on from $last: $(cat onwards.out)"
+grep -q "^continues from step $last\$" onwards.out || fail "it does not go on from $last: $(cat onwards.out)"
 
 # Without standard input, output and errors, no text is printed into saved files.
 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2 --data-parallel zero1 --steps 4 \
@@ -321,7 +321,7 @@ if command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null
     fail "four processes: $(tail -n 3 mpi.err)"
   [ "$(hash_of mpi)" = "$(hash_of whole1)" ] || fail "four processes come to other weights"
   train from_processes --steps 7 --sample 0 --mesh pp=2 --resume by_processes --on-new-schedule follow
-  grep -q '^goes on from step 6$' from_processes.out || fail "threads do not go on from processes"
+  grep -q '^continues from step 6$' from_processes.out || fail "threads do not go on from processes"
 fi
 
 # refused TEXT ARGUMENTS...
@@ -345,7 +345,7 @@ refused "'ck1/step-00000003/data' is neither a saved step nor a folder that has 
 refused "'config.json' is a file; legal are a saved step" --resume config.json
 refused "--seed is 2, and '.*' was saved with 1" --resume "$step" --seed 2
 refused "--seq is 64, and '.*' was saved with 32" --resume "$step" --seq 64
-refused "--steps is 2, and 3 are behind what --resume" --resume "$step" --steps 2
+refused "--steps is 2, and 3 were done before --resume" --resume "$step" --steps 2
 refused "the model needs 'optim.model.layers.0.self_attn.q_proj.weight.momentum_buffer'.*, which it has not; nothing in the model is 'optim.* and 8 more" \
   --resume "$step" --optimizer muon
 refused "--resume: this run has other options than '$step': --optimizer muon, which was adamw; " --resume "$step" --optimizer muon
@@ -406,7 +406,7 @@ adapters = {name for name in before if ".lora_" in name}
 assert len(adapters) == 2 * 2 * 7 and changed == adapters, changed ^ adapters
 shapes = {name: t["shape"] for name, t in json.load(open(sys.argv[3]))["tensors"].items()}
 count = sum(math.prod(shapes[name]) for name in adapters)
-assert f"adapters: rank 4, alpha 8, {count} parameters, which alone are trained" in open(sys.argv[2]).read(), count
+assert f"adapters: rank 4, alpha 8, {count} parameters; only these are trained" in open(sys.argv[2]).read(), count
 moments = {re.sub(r"^optim\.|\.exp_avg(_sq)?$", "", name) for name in shapes if name.startswith("optim.")}
 assert moments == adapters, moments ^ adapters
 PY
@@ -477,7 +477,7 @@ rm "$file"
 refused "cannot open '$file': No such file or directory; an older step is 'ck1/step-00000003'" --resume ck1
 damage ck1/step-00000006/manifest.json
 train older --steps 6 --sample 0 --resume ck1
-grep -q '^goes on from step 3$' older.out || fail "a step without its manifest is not passed over: $(cat older.out)"
+grep -q '^continues from step 3$' older.out || fail "a step without its manifest is not passed over: $(cat older.out)"
 grep -q "^train_llama: --resume passes over 'ck1/step-00000006': " older.err || fail "nothing is said of it: $(cat older.err)"
 [ "$(find ck1 -maxdepth 1 -name 'step-00000006.damaged-*' | wc -l)" = 0 ] || fail "reading changes the directory"
 
@@ -495,4 +495,4 @@ refused "'renamed/step-00000003' has no COMMIT, which rank 0 writes last: its sa
 train again6 --steps 6 --sample 0 --resume auto --checkpoint-dir ck1
 [ "$(find ck1 -maxdepth 1 -name 'step-00000006.damaged-*' | wc -l)" = 1 ] || fail "the damaged step is not put aside"
 train after6 --steps 6 --sample 0 --resume ck1
-grep -q '^goes on from step 6$' after6.out || fail "step 6 was not saved again"
+grep -q '^continues from step 6$' after6.out || fail "step 6 was not saved again"

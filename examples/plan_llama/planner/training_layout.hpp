@@ -260,12 +260,12 @@ inline layout_refusal refusal_of(const training_layout& l, const training_job& j
                      job.seq / pieces * pieces, " and ", (job.seq / pieces + 1) * pieces})};
   if (l.context == context_kind::ulysses && (m.heads / l.tp) % l.cp != 0)
     return {12, cat({"cp is ", l.cp, " and a rank has ", m.heads / l.tp,
-                     " heads, which ulysses shares out; the nearest are ",
+                     " heads, which ulysses divides over ranks; the nearest are ",
                      detail::nearest_divisors(m.heads / l.tp, l.cp)})};
   const std::int64_t kv_heads = std::max<std::int64_t>(1, m.kv_heads / l.tp);
   if (l.context == context_kind::ulysses && kv_heads % l.cp != 0 && l.cp % kv_heads != 0)
     return {12, cat({"cp is ", l.cp, " and a rank has ", kv_heads,
-                     " heads of keys, which ulysses shares out; one must divide the other"})};
+                     " heads of keys, which ulysses divides over ranks; one must divide the other"})};
   const std::int64_t most = m.layers + (job.program.bare_ends ? 2 : 0);
   if (l.stages() > most)
     return {13, cat({"pp is ", l.pp, " with ", l.chunks, " chunks on a rank: ", l.stages(), " stages for ", m.layers,

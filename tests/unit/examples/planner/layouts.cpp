@@ -118,7 +118,7 @@ TEST_CASE("a layout that cannot train a job is refused by field, with the neares
   CHECK(why("pp=1,schedule=interleaved:2") ==
         "pp is 1 with 2 chunks on a rank; without a pipeline a rank has one chunk");
   CHECK(why("tp=16,cp=16,context=ulysses") ==
-        "cp is 16 and a rank has 8 heads, which ulysses shares out; the nearest are 8");
+        "cp is 16 and a rank has 8 heads, which ulysses divides over ranks; the nearest are 8");
   CHECK(why("tp=8,dp=8,zero=0,replicate=dp") ==
         "replicate is dp and zero 0, which cuts nothing; legal are zero 1 to 3, and replicate none");
   CHECK(why("tp=8,dp=8,replicate=cp") == "replicate is cp, an axis of one rank; legal is none");
@@ -138,7 +138,7 @@ TEST_CASE("a layout that cannot train a job is refused by field, with the neares
   pp::training_job thirds = job_of(8, 6144);
   thirds.model.heads = 24;
   CHECK(pp::why_illegal(pp::parse_layout("cp=3,context=ulysses", "x"), thirds) ==
-        "cp is 3 and a rank has 8 heads of keys, which ulysses shares out; one must divide the other");
+        "cp is 3 and a rank has 8 heads of keys, which ulysses divides over ranks; one must divide the other");
   pp::training_job odd = job_of(8);
   odd.model.heads = 96, odd.model.kv_heads = 12, odd.model.ffn = 96 * 512;
   CHECK(
