@@ -144,7 +144,7 @@ refused() {
   fi
   grep -q "^train_llama: .*$expected" stderr || fail "$*: '$expected' is not in: $(cat stderr)"
 }
-new="is not what 'ck/step-00000003' was saved with.* it was \[.*\], and is \[.*\]; --on-new-data begin goes on with"
+new="is not what 'ck/step-00000003' was saved with.* it was \[.*\], and is \[.*\]; --on-new-data begin continues with"
 refused "$new" --data lines.bin --mesh dp=2 --resume ck/step-00000003
 # shellcheck disable=SC2086
 refused "$new" $blend 0.6,0.4 --mesh dp=2 --resume ck/step-00000003 --held-out 0.05
@@ -166,7 +166,7 @@ run base --data changed.txt --steps 2 --checkpoint-dir changed
 printf x | dd of=changed.txt bs=1 seek=30000 conv=notrunc status=none
 refused "is not what .* was saved with" --data changed.txt --resume changed
 
-refused "--data-weights 1,x: 'x' is no number" --data first.txt second.txt --data-weights 1,x
+refused "--data-weights 1,x: 'x' is not a number" --data first.txt second.txt --data-weights 1,x
 refused "--data-weights 1: 1 weights for 2 --data" --data first.txt second.txt --data-weights 1
 refused "--data-weights: -1 is no weight" --data first.txt second.txt --data-weights 1,-1
 refused "--end-of-document 0 is for --documents apart" --data first.txt --end-of-document 0

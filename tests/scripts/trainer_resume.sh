@@ -147,7 +147,7 @@ for member in scalars/train.rate scalars/train.data scalars/train.data_begin; do
 done
 old="timeout 60 $trainer --model config.json --data $text --seq 32 --global-batch 8 --steps 6 --sample 0 --resume olds"
 $old >stdout 2>stderr && fail "a step goes on although its data are not known"
-grep -q "^train_llama: .*it was \[not recorded.*; --on-new-data begin goes on" stderr || fail "old data: $(cat stderr)"
+grep -q "^train_llama: .*it was \[not recorded.*; --on-new-data begin continues" stderr || fail "old data: $(cat stderr)"
 $old --on-new-data begin >stdout 2>stderr && fail "a step goes on although its course is not known"
 grep -q "^train_llama: .*it was \[not recorded.*; --on-new-schedule follow continues at step 4" stderr || fail "old course: $(cat stderr)"
 train old --steps 6 --sample 0 --resume olds --on-new-data begin --on-new-schedule follow --checkpoint-dir renewed
