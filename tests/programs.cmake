@@ -1,5 +1,5 @@
-# What the leading comments of test programs say, and the programs that several files make: for this folder, and for
-# benchmarks/cuda, which builds tests/cuda by itself.
+# Reads the leading comments of test programs, and joins files to programs: for this folder, and for benchmarks/cuda,
+# which builds tests/cuda without this folder.
 
 # The value of the first line that reads `// KEY: VALUE` (`# KEY: VALUE` in shell scripts).
 function(plait_header_value result file key default)
@@ -12,8 +12,8 @@ function(plait_header_value result file key default)
   set(${result} "${value}" PARENT_SCOPE)
 endfunction()
 
-# Of `sources`, those that name one program become one file in the build tree that includes them: `result` has what is
-# to be compiled, and `parts_of_FILE`, for a file with several parts, their paths.
+# The sources that name one program become one file in the build tree, which includes them. `result` has the files to
+# compile. plait_parts gives the sources of a file.
 function(plait_join result folder)
   set(programs "")
   set(compiled "")
@@ -31,7 +31,7 @@ function(plait_join result folder)
     set(text "")
     foreach(part IN LISTS parts_of_${program})
       cmake_path(RELATIVE_PATH part BASE_DIRECTORY "${CMAKE_CURRENT_FUNCTION_LIST_DIR}" OUTPUT_VARIABLE within)
-      string(APPEND text "#include \"${within}\"\n")  # the same text wherever the tree lies, for compiler caches
+      string(APPEND text "#include \"${within}\"\n")  # does not depend on the folder of the tree, for compiler caches
     endforeach()
     set(file "${PROJECT_BINARY_DIR}/joined/${folder}/${program}.cpp")
     file(CONFIGURE OUTPUT "${file}" CONTENT "${text}" @ONLY)
@@ -41,7 +41,7 @@ function(plait_join result folder)
   set(${result} "${compiled}" PARENT_SCOPE)
 endfunction()
 
-# The files with test cases that `source` is made of: itself, or its parts.
+# The files with the test cases of `source`: itself, or its parts.
 function(plait_parts result source)
   get_property(parts GLOBAL PROPERTY "plait_parts_of_${source}")
   if(NOT parts)
@@ -50,8 +50,8 @@ function(plait_parts result source)
   set(${result} "${parts}" PARENT_SCOPE)
 endfunction()
 
-# The option that chooses the test cases of the file `part`. The compiler knows a file by the path it was given, which a
-# compiler cache may have made relative: what the folder tests has is all that is sure.
+# The option that selects the test cases of the file `part`. The compiler records the path that it was given, which a
+# compiler cache may make relative, so the option has the path below tests/ only.
 function(plait_cases_of result part)
   cmake_path(RELATIVE_PATH part BASE_DIRECTORY "${CMAKE_CURRENT_FUNCTION_LIST_DIR}" OUTPUT_VARIABLE within)
   set(${result} "--source-file=*/${within}" PARENT_SCOPE)
@@ -70,7 +70,7 @@ function(plait_name result folder source)
   set(${result} "${name}" PARENT_SCOPE)
 endfunction()
 
-# Tests of one kind share what they all include: `kind` is an object library with the options of its programs.
+# Tests of one kind share precompiled headers: `kind` is an object library with the options of its programs.
 option(PLAIT_TEST_PRECOMPILED "Compile the headers that most test programs include once" ON)
 function(plait_precompile kind)
   if(PLAIT_TEST_PRECOMPILED)

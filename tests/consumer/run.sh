@@ -47,7 +47,7 @@ case "$way" in
       must false
     fi
     must grep -q "no component .abacus." "$work/unknown.log"
-    # Components with compiled kernels need nvcc; the error says so if the project has not enabled CUDA.
+    # Components with compiled kernels need nvcc; otherwise there is an error.
     if configure language "$here/find_package_bare" -DCMAKE_PREFIX_PATH="$work/prefix" -DEXTRA_COMPONENT=compiled_cuda; then
       must false
     fi

@@ -39,17 +39,17 @@ int test_dropped_request(pl::mpi::communicator comm) {
 int test_one_thread(pl::mpi::communicator comm) {
   const int rank = comm.rank(), peer = rank ^ 1;
   std::vector<float> all(1 << 16, 1.0f);
-  float said = static_cast<float>(rank), heard = -1;
+  float sent = static_cast<float>(rank), got = -1;
   pl::request sum = comm.start_all_reduce(all.data(), all.data(), all.size(), pl::dtype::f32, pl::reduce_op::sum);
   if (rank % 2 == 0) {
-    if (peer < comm.size()) comm.receive(&heard, 1, pl::dtype::f32, peer, 3);
+    if (peer < comm.size()) comm.receive(&got, 1, pl::dtype::f32, peer, 3);
     sum.wait();
   } else {
     sum.wait();
-    comm.send(&said, 1, pl::dtype::f32, peer, 3);
+    comm.send(&sent, 1, pl::dtype::f32, peer, 3);
   }
   const bool right = all.front() == static_cast<float>(comm.size()) && all.back() == all.front() &&
-                     (rank % 2 != 0 || heard == static_cast<float>(peer));
+                     (rank % 2 != 0 || got == static_cast<float>(peer));
   if (!right) std::printf("a sum or a message is wrong where one thread moves both\n");
   return right ? 0 : 1;
 }

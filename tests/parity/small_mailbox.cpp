@@ -1,6 +1,6 @@
 // timeout: 120
+// program: small
 // A user-defined communicator (examples/guide/mailbox.hpp) trains a Llama as one rank does.
-// A communicator of one's own (examples/guide/mailbox.hpp) trains a Llama as one rank does.
 #include <doctest/doctest.h>
 
 #include "guide/mailbox.hpp"

@@ -42,7 +42,7 @@ done
 "$BIN/c_mlp_parallel" 1 65 >"$work/out" 2>&1 && fail "65 ranks have 64 features"
 grep -q "ffn is 64, sharded over tp=65 = 65 ranks" "$work/out" || fail "on 65 ranks: $(cat "$work/out")"
 
-# ---- what C compilers say ----------------------------------------------------------------------------------------------
+# ---- errors of C compilers ----------------------------------------------------------------------------------------------
 
 export LC_ALL=C
 compilers=

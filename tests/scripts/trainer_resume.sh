@@ -109,7 +109,7 @@ train others --steps 6 --sample 0 --resume dropped/step-00000003 --dropout 0.2 -
 others='--documents apart, which was joined; --end-of-document 10, which was -1; --on-nonfinite skip, which was stop'
 grep -qx -- "--resume: other options than before: $others" others.out || fail "other documents are not said: $(cat others.out)"
 
-# A resumed run traces one of its own steps. Without a step to make it says so, and the previous trace stays.
+# A resumed run traces one of its own steps. If it has no step to make, it reports this, and the previous trace stays.
 trace="--steps 6 --sample 0 --mesh dp=2,pp=2 --data-parallel zero3 --trace trace.json --timeline timeline.svg"
 # shellcheck disable=SC2086  # a list of options
 train traced $trace --resume ck1/step-00000003

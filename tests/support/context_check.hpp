@@ -107,7 +107,7 @@ self_attention<T, S, Device> attention_of(const context<Device>& ctx, const atte
   return self_attention<T, S, Device>(ctx, "attention", std::move(how));
 }
 
-/// What the layer keeps and sends, by a dry run.
+/// The bytes that the layer keeps and sends, by a dry run.
 template <class T, strategy S>
 layer_plan plan_of_attention(const mesh_shape& mesh, std::int64_t rank, const attention_case& c) {
   world ranks = world::counting(mesh, rank);

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-/// What the tests of the kernels share.
+/// Helpers of the tests of kernels.
 namespace kernel_support {
 
 using std::int64_t;

@@ -91,7 +91,7 @@ inline void fill_starts(const scenario& s, std::int64_t first_sample, host_start
 template <class T, class Device>
 inline constexpr bool predicted_here = sizeof(T) == 8 || !std::is_same_v<Device, cpu>;
 
-/// Predictions for one rank: what a step sends, and what a microbatch keeps between its forward and backward passes.
+/// Predictions for one rank: bytes that a step sends, and that a microbatch keeps between its two passes.
 struct plans {
   step_plan step;
   std::int64_t kept_bytes = 0;

@@ -174,15 +174,17 @@ class oracle {
     if (const std::optional<shards> ys = op_.forward(place_, xs))
       for (std::size_t s = 0; s < results_.size(); ++s)
         if (assemble(*ys, results_[s], place_.w) == y_ && adjoint_is_right(xs, s)) right.push_back(&results_[s]);
-    const derived_layout said = op_.rule(place_.operands);
+    const derived_layout derived = op_.rule(place_.operands);
     ++outcome.tuples;
     outcome.right += static_cast<int>(!right.empty());
-    const bool agree = said.verdict.ok() ? right.size() == 1 && equivalent(*right[0], said.result) : right.empty();
+    const bool agree =
+        derived.verdict.ok() ? right.size() == 1 && equivalent(*right[0], derived.result) : right.empty();
     if (agree) return;
     if (++complaints_ > 12) return;
     std::string text = op_.text;
     for (const layout& a : place_.operands) text += "  " + describe(a);
-    text += "\n    rule:   " + (said.verdict.ok() ? describe(said.result) : describe(said.verdict)) + "\n    oracle:";
+    text += "\n    rule:   " + (derived.verdict.ok() ? describe(derived.result) : describe(derived.verdict)) +
+            "\n    oracle:";
     for (const layout* a : right) text += " " + describe(*a);
     MESSAGE(text);
   }

@@ -279,16 +279,16 @@ TEST_CASE("nccl: ranks started with different settings find this through their d
     CHECK_NOTHROW(nccl::run(devices(3), small, careful, [&](rank_comm& comm, cuda& device) {
       any_communicator all(comm);
       const setting settings[] = {{"--lr", comm.rank() == odd ? "0.01" : "0.001"}};
-      std::string said;
+      std::string message;
       try {
         require_agreement(device, all, settings);
       } catch (const disagreement& e) {
-        said = e.what();
+        message = e.what();
       }
       const std::string expected =
           "rank 2 was started with --lr 0.01, ranks 0, 1 with --lr 0.001; every rank needs the "
           "same options";
-      test::expect(said == (odd < 0 ? "" : expected), "what a rank is told");
+      test::expect(message == (odd < 0 ? "" : expected), "what a rank is told");
       comm.barrier();
     }));
   }

@@ -42,7 +42,7 @@ boxes cut(const std::vector<std::vector<std::int64_t>>& places, const std::strin
 }
 
 /// The text of the error of a save after `change` has changed the ranks' tensors; "" without an error.
-std::string said(const std::function<void(int rank, std::vector<held_tensor>&, std::uint64_t& step)>& change) {
+std::string error_of_save(const std::function<void(int rank, std::vector<held_tensor>&, std::uint64_t& step)>& change) {
   memory_file_system files;
   std::string text;
   on_ranks({2, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
@@ -115,8 +115,8 @@ TEST_CASE("the sum of boxes is zero if and only if they cover their tensors exac
 }
 
 TEST_CASE("plans of ranks that do not fit are refused, naming the tensor, before anything is written") {
-  CHECK(said([](int, auto&, auto&) {}) == "");
-  const std::string shape = said([](int rank, auto& held, auto&) {
+  CHECK(error_of_save([](int, auto&, auto&) {}) == "");
+  const std::string shape = error_of_save([](int rank, auto& held, auto&) {
     if (rank != 3) return;
     held[1].shape = {16};
     held[1].part.global[0] = held[1].part.local[0] = held[1].end = 16;
@@ -125,26 +125,27 @@ TEST_CASE("plans of ranks that do not fit are refused, naming the tensor, before
   CHECK(contains(shape, "'whole': rank 0 has F32 [15] in [0:3]; rank 1 has F32 [15] in [3:7]"));
   CHECK(contains(shape, "rank 3 has F32 [16] in [12:16]"));
   CHECK(!contains(shape, "'rows'"));
-  const std::string type = said([](int rank, auto& held, auto&) {
+  const std::string type = error_of_save([](int rank, auto& held, auto&) {
     if (rank == 1) held[0].type = dtype::bf16;
   });
   CHECK(contains(type, "'rows': rank 0 has F32 [13, 6] in "));
   CHECK(contains(type, "rank 1 has BF16 [13, 6] in "));
-  const std::string missing = said([](int rank, auto& held, auto&) {
+  const std::string missing = error_of_save([](int rank, auto& held, auto&) {
     if (rank == 2) held.erase(held.begin());
   });
   CHECK(contains(missing, "'rows': rank 0 has "));
   CHECK(!contains(missing, "rank 2 has"));
-  const std::string twice = said([](int, auto& held, auto&) { held[1].copies = axis_list(axis_of<dp>); });
+  const std::string twice = error_of_save([](int, auto& held, auto&) { held[1].copies = axis_list(axis_of<dp>); });
   CHECK(contains(twice, "'whole'"));  // rank 0 finds this
-  const std::string names = said([](int rank, auto& held, auto&) {
+  const std::string names = error_of_save([](int rank, auto& held, auto&) {
     if (rank == 0) held[1].name = "hole";
   });
   CHECK(contains(names, "'hole': rank 0 has F32 [15] in [0:3]"));
   CHECK(contains(names, "'whole': rank 1 has F32 [15] in [3:7]"));
-  const std::string steps = said([](int rank, auto&, auto& step) { step += static_cast<std::uint64_t>(rank / 2); });
+  const std::string steps =
+      error_of_save([](int rank, auto&, auto& step) { step += static_cast<std::uint64_t>(rank / 2); });
   CHECK(contains(steps, "nothing is saved: ranks are at different steps: rank 0 1, rank 1 1, rank 2 2, rank 3 2"));
-  const std::string unplanned = said([](int rank, auto& held, auto&) {
+  const std::string unplanned = error_of_save([](int rank, auto& held, auto&) {
     if (rank == 2) held[0].shape = {12, 5};
   });
   CHECK(contains(unplanned, "step 1 is not saved: checkpoint: rows: the dims of its layout do not make its shape"));

@@ -451,7 +451,7 @@ void fail_each_read(const bool in_place) {
   int failures = 0;
   for (std::size_t n = 0;; ++n) {
     CAPTURE(n);
-    std::atomic<int> told = 0;
+    std::atomic<int> failed_ranks = 0;
     bool reached = false;
     on_ranks({in_place ? 2 : 1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
       own_tensors other(ctx, 7);
@@ -473,7 +473,7 @@ void fail_each_read(const bool in_place) {
       }
       CHECK(broadcast_text(ctx.device, ranks, why) == why);
       if (!why.empty()) {
-        ++told;
+        ++failed_ranks;
         CHECK(contains(why, "Input/output error"));
         CHECK(contains(why, "steps"));  // names the file
         if (!in_place) CHECK(other == own_tensors(ctx, 7));
@@ -488,7 +488,7 @@ void fail_each_read(const bool in_place) {
       CHECK(other == own_tensors(ctx, 1));
     });
     if (!reached) break;
-    CHECK(told == (in_place ? 4 : 2));
+    CHECK(failed_ranks == (in_place ? 4 : 2));
     ++failures;
   }
   CHECK(failures > 20);

@@ -287,7 +287,7 @@ TEST_CASE("if any operation fails, all ranks get the same error, older steps sta
       memory_file_system files;
       if (deferred) files.defer_writes();
       bool reached = false;
-      std::atomic<int> told = 0, warned = 0;
+      std::atomic<int> failed_ranks = 0, warned = 0;
       on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
         own_tensors mine(ctx, 1);
         checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
@@ -306,7 +306,7 @@ TEST_CASE("if any operation fails, all ranks get the same error, older steps sta
         } catch (const error& e) {
           why = e.what();
         }
-        if (!why.empty()) ++told;
+        if (!why.empty()) ++failed_ranks;
         const std::string zero = broadcast_text(ctx.device, ranks, why);
         CHECK(zero == why);
         all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
@@ -326,10 +326,10 @@ TEST_CASE("if any operation fails, all ranks get the same error, older steps sta
       });
       CAPTURE(n);
       const bool there = steps_in(files, "steps") == std::vector<std::uint64_t>{3, 2, 1};
-      CHECK((told == 0 || told == 2));
-      CHECK(there == (told == 0));
+      CHECK((failed_ranks == 0 || failed_ranks == 2));
+      CHECK(there == (failed_ranks == 0));
       past = reached ? 0 : past + 1;
-      if (reached) ++(told > 0 ? failures : done);
+      if (reached) ++(failed_ranks > 0 ? failures : done);
     }
   }
   CHECK(failures > 60);

@@ -60,7 +60,7 @@ TEST_CASE("a crash at any operation of a save loses at most the step that was be
   }
   REQUIRE(all > first + 60);
   std::set<std::set<std::uint64_t>> seen;
-  std::set<std::string> gone_on_from;
+  std::set<std::string> resumed_from;
   for (const keep mode : plait::test::all_keeps) {
     const unsigned seeds = mode == keep::none || mode == keep::all ? 1 : 6;
     for (std::size_t at = 0; at <= all; ++at) {
@@ -87,7 +87,7 @@ TEST_CASE("a crash at any operation of a save loses at most the step that was be
         if (saved[0]) CHECK(newest.has_value());
         if (newest) CHECK(found.count(newest->step) == 1);
         // The result can be resumed from: the next writer removes leftovers and saves.
-        if (!gone_on_from.insert(after->image()).second) continue;
+        if (!resumed_from.insert(after->image()).second) continue;
         {
           plait::step_root root(*after, "r");
           root.remove_leftovers();
@@ -105,7 +105,7 @@ TEST_CASE("a crash at any operation of a save loses at most the step that was be
 }
 
 TEST_CASE("an operation that fails is an error and keeps saved steps, after a crash too") {
-  std::size_t refused = 0, went_on = 0;
+  std::size_t refused = 0, saved_after = 0;
   for (const std::uint64_t last : {2, 0}) {  // 0: no step is removed, and nothing happens after the save
     std::size_t first = 0, all = 0;
     {
@@ -133,7 +133,7 @@ TEST_CASE("an operation that fails is an error and keeps saved steps, after a cr
           CHECK(text.find("'r") != text.npos);
           CHECK((text.find("Input/output error") != text.npos || text.find("No space left") != text.npos));
         }
-        if (saved && files.fault_happened()) ++went_on;
+        if (saved && files.fault_happened()) ++saved_after;
         for (const keep mode : plait::test::all_keeps) {
           const auto after = files.after_crash(mode, static_cast<unsigned>(at));
           const std::set<std::uint64_t> found = whole_steps(*after);
@@ -145,7 +145,7 @@ TEST_CASE("an operation that fails is an error and keeps saved steps, after a cr
     }
   }
   CHECK(refused > 150);
-  CHECK(went_on > 0);  // in writing LATEST
+  CHECK(saved_after > 0);  // in writing LATEST
 }
 
 TEST_CASE("a failure followed by a crash at any later operation") {

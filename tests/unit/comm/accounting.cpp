@@ -341,29 +341,29 @@ TEST_CASE("a request knows when its operation completed") {
     void waited(std::uint64_t, const request_times& t) noexcept override { seen = t; }
   };
   threads::run(2, [](threads::communicator c) {
-    const auto told = std::make_shared<witness>();
+    const auto observer = std::make_shared<witness>();
     float x = 1;
     {
       request r = c.start_all_reduce(&x, &x, 1, dtype::f32, reduce_op::sum);
-      r.observe(told, 0, comm_clock());
+      r.observe(observer, 0, comm_clock());
       c.barrier();
       CHECK(r.completed_at() > 0);
       const double known = r.completed_at();
       sleep(0.02);
       r.wait();
-      CHECK(told->seen.completed == known);
-      CHECK(told->seen.waited_from - known >= 0.02);
-      CHECK(told->seen.waited_to >= told->seen.waited_from);
+      CHECK(observer->seen.completed == known);
+      CHECK(observer->seen.waited_from - known >= 0.02);
+      CHECK(observer->seen.waited_to >= observer->seen.waited_from);
     }
     request late;
     if (c.rank() == 1) {
       late = c.start_all_reduce(&x, &x, 1, dtype::f32, reduce_op::sum);
-      late.observe(told, 0, comm_clock());
+      late.observe(observer, 0, comm_clock());
       CHECK(late.completed_at() == 0);
       c.send(&x, 1, dtype::f32, 0, 0);
       late.wait();
-      CHECK(told->seen.completed == 0);  // not when the wait started
-      CHECK(told->seen.waited_to - told->seen.waited_from > 0.01);
+      CHECK(observer->seen.completed == 0);  // not when the wait started
+      CHECK(observer->seen.waited_to - observer->seen.waited_from > 0.01);
     } else {
       c.receive(&x, 1, dtype::f32, 1, 0);
       sleep(0.2);

@@ -18,7 +18,7 @@ namespace {
 /// The error of each of `ranks`, exchanged through memory of the host or of a device; empty without one.
 std::vector<std::string> verdicts(int ranks, bool on_device,
                                   const std::function<std::vector<setting>(int)>& settings_of) {
-  std::vector<std::string> said(static_cast<std::size_t>(ranks));
+  std::vector<std::string> texts(static_cast<std::size_t>(ranks));
   threads::run(ranks, [&](threads::communicator c) {
     any_communicator all(c);
     const std::vector<setting> settings = settings_of(c.rank());
@@ -30,18 +30,18 @@ std::vector<std::string> verdicts(int ranks, bool on_device,
         require_agreement(all, settings);
       }
     } catch (const disagreement& e) {
-      said[static_cast<std::size_t>(c.rank())] = e.what();
+      texts[static_cast<std::size_t>(c.rank())] = e.what();
     }
     all.barrier();  // the ranks still make the same calls
   });
-  return said;
+  return texts;
 }
 
 void check_verdict(int ranks, const std::string& expected,
                    const std::function<std::vector<setting>(int)>& settings_of) {
   for (const bool on_device : {false, true}) {
     CAPTURE(on_device);
-    for (const std::string& said : verdicts(ranks, on_device, settings_of)) CHECK(said == expected);
+    for (const std::string& texts : verdicts(ranks, on_device, settings_of)) CHECK(texts == expected);
   }
 }
 

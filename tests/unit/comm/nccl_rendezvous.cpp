@@ -160,12 +160,13 @@ TEST_CASE("rank 0 never arrives") {
 TEST_CASE("ranks with contradictory settings end all ranks") {
   auto ranks = places(3, free_port());
   ranks[2].rank = 1;
-  bool told = false;
+  bool contradiction_found = false;
   for (const std::string& got : outcomes(ranks, 1)) {
     CHECK(got.find("error: ") == 0);
-    told = told || got.find("two processes say that they are rank 1 of 3") != std::string::npos;
+    contradiction_found =
+        contradiction_found || got.find("two processes say that they are rank 1 of 3") != std::string::npos;
   }
-  CHECK(told);
+  CHECK(contradiction_found);
   ranks = places(2, free_port());
   ranks[1].size = 4;
   const auto got = outcomes(ranks, 1);

@@ -82,10 +82,11 @@ class saves_alone final : public model_run {
     std::vector<plait::finished_save> ended(under_way.begin(), behind);
     under_way.erase(under_way.begin(), behind);
     for (plait::finished_save& s : ended) {
-      const auto told = std::find_if(will_end.begin(), will_end.end(), [&](const auto& t) { return t.step == s.step; });
-      if (told == will_end.end()) continue;
-      s = *told;
-      will_end.erase(told);
+      const auto outcome =
+          std::find_if(will_end.begin(), will_end.end(), [&](const auto& t) { return t.step == s.step; });
+      if (outcome == will_end.end()) continue;
+      s = *outcome;
+      will_end.erase(outcome);
     }
     return ended;
   }
@@ -180,9 +181,9 @@ TEST_CASE("if the save of the best step fails, the best of the other steps repla
   saves_alone run;
   run.losses = {5, 1, 2, 3, 4};
   run.will_end = {{.step = 4, .failure = "a full disk"}};
-  std::vector<std::uint64_t> told;
-  CHECK(failure_after(run, true, 10, &told).empty());
+  std::vector<std::uint64_t> reported;
+  CHECK(failure_after(run, true, 10, &reported).empty());
   // Step 4 is in flight when 6 is saved, and has failed when 8 is saved.
   CHECK(run.best == std::vector<std::int64_t>{2, 4, 4, 6, 6});
-  CHECK(told == steps{2, 6});
+  CHECK(reported == steps{2, 6});
 }

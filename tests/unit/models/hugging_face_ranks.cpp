@@ -280,11 +280,11 @@ TEST_CASE("loading is strict over all stages, with the same error on every rank"
     });
   });
   const auto message = [&](const std::vector<safetensors_entry>& entries) {
-    std::vector<std::string> said(4);
+    std::vector<std::string> texts(4);
     on_ranks(config, {1, 2, 2}, [&](const context<cpu>& ctx, pipeline_world& ranks, model_type& model) {
       model.visit([&](auto& p) { p.initialize(ctx); });
       const std::uint64_t before = weights_hash(ctx, model);
-      std::string& text = said[static_cast<std::size_t>(ranks.root().rank())];
+      std::string& text = texts[static_cast<std::size_t>(ranks.root().rank())];
       try {
         load_weights(ctx, model, entries, "file");
       } catch (const error& e) {
@@ -292,8 +292,8 @@ TEST_CASE("loading is strict over all stages, with the same error on every rank"
       }
       if (!text.empty() && weights_hash(ctx, model) != before) text += " BUT CHANGED";
     });
-    CHECK(std::set(said.begin(), said.end()).size() == 1);
-    return said[0];
+    CHECK(std::set(texts.begin(), texts.end()).size() == 1);
+    return texts[0];
   };
   const auto without = [&](const std::vector<std::string>& parts) {
     std::vector<safetensors_entry> left = whole;
@@ -419,18 +419,18 @@ TEST_CASE("an impossible export is refused on every rank, and leaves no files") 
   std::filesystem::create_directories(out / "full/of");
   std::filesystem::create_directory(out / "empty");
   const auto refused = [&](const std::string& to, llama_config config, const export_options& how = {}) {
-    std::vector<std::string> said(4);
+    std::vector<std::string> texts(4);
     const llama_config made = four_layers(false);
     on_ranks(made, {2, 2, 1}, [&](const context<cpu>& ctx, pipeline_world& ranks, model_type& model) {
       model.visit([&](auto& p) { p.initialize(ctx); });
       try {
         export_hugging_face(ctx, ranks.root(), model, config, to, how);
       } catch (const error& e) {
-        said[static_cast<std::size_t>(ranks.root().rank())] = e.what();
+        texts[static_cast<std::size_t>(ranks.root().rank())] = e.what();
       }
     });
-    CHECK(std::set(said.begin(), said.end()).size() == 1);
-    return said[0];
+    CHECK(std::set(texts.begin(), texts.end()).size() == 1);
+    return texts[0];
   };
   const llama_config config = four_layers(false);
   CHECK(contains(refused(out / "full", config), "path: '" + out / "full" + "' is there already"));

@@ -380,7 +380,7 @@ TEST_CASE("blocks are joined in original order and split again") {
       CHECK(text.largest() == 8);
       CHECK(text.runs() == runs_of{{0, 0, length}});
       // [block, batch, token]: 100 batch + position; 0 where a block has room for one more token.
-      std::vector<std::int64_t> blocks, joined(static_cast<std::size_t>(2 * length)), apart(48);
+      std::vector<std::int64_t> blocks, joined(static_cast<std::size_t>(2 * length)), pieces(48);
       for (std::int64_t block = 0; block < 3; ++block) {
         const std::int64_t begin = part_begin(length, 3, block), end = part_begin(length, 3, block + 1);
         for (std::int64_t b = 0; b < 2; ++b)
@@ -390,8 +390,8 @@ TEST_CASE("blocks are joined in original order and split again") {
       text.join(device, blocks.data(), joined.data(), 2, 8);
       for (std::int64_t i = 0; i < 2 * length; ++i)
         CHECK(joined[static_cast<std::size_t>(i)] == i / length * 100 + i % length);
-      text.split(device, joined.data(), apart.data(), 2, 8);
-      CHECK(apart == blocks);
+      text.split(device, joined.data(), pieces.data(), 2, 8);
+      CHECK(pieces == blocks);
     }
   const detail::text_assembly two(blocks_of(sequence_order::zigzag(32, 4), 4), 0, 2);
   CHECK(two.runs() == runs_of{{0, 0, 8}, {8, 24, 8}});  // the ring's runs after the exchange of heads

@@ -199,7 +199,7 @@ TEST_CASE("two parameters with one memory of the caller are refused by both name
     using output = whole_rows;
   };
   // Calls step(ctx, embedding, head) with the head's weight and gradient this many elements after the embedding's.
-  const auto said = [](std::size_t weight_at, std::size_t gradient_at, auto step) {
+  const auto failure_of = [](std::size_t weight_at, std::size_t gradient_at, auto step) {
     return on_ranks(2, [&](const context<cpu>& ctx) {
       std::vector<double> weight(2 * words * width), gradient(2 * words * width);
       embedding<double, whole_lookup> table(ctx, words, "table", {.memory = {weight.data(), gradient.data()}});
@@ -207,7 +207,7 @@ TEST_CASE("two parameters with one memory of the caller are refused by both name
       step(ctx, table, scores);
     });
   };
-  const std::size_t apart = words * width;
+  const std::size_t distance = words * width;
   const auto zero = [](auto& ctx, auto& table, auto& scores) { zero_gradients(ctx, table, scores); };
   const auto reduce = [](auto& ctx, auto& table, auto& scores) { reduce_all(ctx, table, scores); };
   const auto update = [](auto& ctx, auto& table, auto& scores) {
@@ -222,19 +222,19 @@ TEST_CASE("two parameters with one memory of the caller are refused by both name
   const std::string of_values = "the values of parameter head.weight share memory of the caller's with the values",
                     of_gradients = "the gradients of parameter head.weight share memory of the caller's with the ";
   const auto check = [&](auto step) {
-    CHECK(has(said(0, 0, step), of_values + twice));
-    CHECK(has(said(0, apart, step), of_values + twice));
-    CHECK(has(said(apart, 1, step), of_gradients + "gradients" + twice));
-    CHECK(said(apart, apart, step) == "");
+    CHECK(has(failure_of(0, 0, step), of_values + twice));
+    CHECK(has(failure_of(0, distance, step), of_values + twice));
+    CHECK(has(failure_of(distance, 1, step), of_gradients + "gradients" + twice));
+    CHECK(failure_of(distance, distance, step) == "");
   };
   check(zero), check(reduce), check(update);
   // A frozen weight does not change, and the shared weight of two layers changes once.
-  CHECK(said(0, 0, [](auto& ctx, auto& table, auto& scores) {
+  CHECK(failure_of(0, 0, [](auto& ctx, auto& table, auto& scores) {
           scores.weight()->freeze();
           zero_gradients(ctx, table, scores);
           reduce_all(ctx, table, scores);
         }) == "");
-  CHECK(said(apart, apart, [](auto& ctx, auto& table, auto&) {
+  CHECK(failure_of(distance, distance, [](auto& ctx, auto& table, auto&) {
           linear<double, head> tied(ctx, "tied", {.tied = table.weight()});
           zero_gradients(ctx, table, tied);
           reduce_all(ctx, table, tied);

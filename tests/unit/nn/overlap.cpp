@@ -141,8 +141,8 @@ TEST_CASE("the gather for recomputation runs during the product for the input's 
     for (const bool adapter : {false, true})
       threads::run(2, [&](threads::communicator& c) {
         using up = policy<rows_split, column, wide>;
-        const auto heard = std::make_shared<recorder>();
-        world ranks(two{1, 2}.shape(), c, heard);
+        const auto recorded = std::make_shared<recorder>();
+        world ranks(two{1, 2}.shape(), c, recorded);
         cpu device(fixed_order);
         const layer_run how{.policy = recompute::selective};
         if (adapter)
@@ -150,8 +150,9 @@ TEST_CASE("the gather for recomputation runs during the product for the input's 
         else
           run_layer(ranks, device, odd_sizes(2, 20), making<float, up>(chunks), how);
         std::size_t gathers = 0, waited_for_at_once = 0;
-        for (const recorder::event& e : heard->events()) {
-          if (e.kind != collective::all_gather || heard->labels()[static_cast<std::size_t>(e.label)] != "tp") continue;
+        for (const recorder::event& e : recorded->events()) {
+          if (e.kind != collective::all_gather || recorded->labels()[static_cast<std::size_t>(e.label)] != "tp")
+            continue;
           ++gathers;
           waited_for_at_once += !e.asynchronous;
         }
@@ -180,7 +181,7 @@ std::vector<layer_values> delayed(const two& mesh, std::int64_t chunks, unsigned
   return all;
 }
 
-struct said : policy<rows_split, column, wide> {
+struct in_chunks : policy<rows_split, column, wide> {
   using overlap = plait::overlap<3>;
 };
 
@@ -198,7 +199,7 @@ TEST_CASE("delays of any operation change no bit") {
 
 TEST_CASE("a policy sets the chunks, and a layer's options override them") {
   const auto made = [](std::int64_t chunks) {
-    return run_on(two{1, 2}, odd_sizes(2, 20), making<float, said>(chunks))[0].sent.total().calls;
+    return run_on(two{1, 2}, odd_sizes(2, 20), making<float, in_chunks>(chunks))[0].sent.total().calls;
   };
   CHECK(made(0) == 6);
   CHECK(made(1) == 2);

@@ -43,7 +43,7 @@ struct down {
 
 /// Calls body(context, layer, x, dy) on every rank of dp 2 x tp 2; returns the text of a rank's error, or "".
 template <class Body>
-std::string what_is_said(Body&& body) {
+std::string error_on_ranks(Body&& body) {
   return error_on_mesh(two{2, 2}, transformer_sizes(), 5, [&](const context<cpu>& ctx) {
     up layer(ctx, "up");
     tensor<double, rows> x(ctx);
@@ -57,7 +57,7 @@ std::string what_is_said(Body&& body) {
 }  // namespace
 
 TEST_CASE("all states of a parameter, twice") {
-  CHECK(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
+  CHECK(error_on_ranks([](auto& ctx, auto& layer, auto& x, auto& dy) {
           adamw<double> optimizer;
           for (int step = 0; step < 2; ++step) {
             const auto all_are = [&](parameter_state s) {
@@ -84,15 +84,15 @@ TEST_CASE("all states of a parameter, twice") {
 }
 
 TEST_CASE("a layer does not read a parameter before it is gathered") {
-  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto& x, auto&) { layer.forward(ctx, x); }),
+  CHECK(has(error_on_ranks([](auto& ctx, auto& layer, auto& x, auto&) { layer.forward(ctx, x); }),
             "parameter up.weight is used while it is stale: call gather(ctx)"));
-  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto& x, auto&) {
+  CHECK(has(error_on_ranks([](auto& ctx, auto& layer, auto& x, auto&) {
               gather_parameters(ctx, layer);
               layer.bias()->value()[0] = 1;
               layer.forward(ctx, x);
             }),
             "parameter up.bias is used while it is stale"));
-  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
+  CHECK(has(error_on_ranks([](auto& ctx, auto& layer, auto& x, auto& dy) {
               adamw<double> optimizer;
               gather_parameters(ctx, layer);
               zero_gradients(ctx, layer);
@@ -107,18 +107,18 @@ TEST_CASE("a layer does not read a parameter before it is gathered") {
 
 TEST_CASE("values that were never set are not gathered") {
   const std::string unset = ": gather would have layers read values that have not been set; call initialize(ctx)";
-  CHECK(has(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+  CHECK(has(error_on_ranks([](auto& ctx, auto&, auto&, auto&) {
               up fresh(ctx, "fresh");
               gather_parameters(ctx, fresh);
             }),
             "parameter fresh.weight" + unset));
-  CHECK(has(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+  CHECK(has(error_on_ranks([](auto& ctx, auto&, auto&, auto&) {
               up fresh(ctx, "fresh");
               fresh.weight()->initialize(ctx);
               gather_parameters(ctx, fresh);
             }),
             "parameter fresh.bias" + unset));
-  CHECK(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+  CHECK(error_on_ranks([](auto& ctx, auto&, auto&, auto&) {
           up fresh(ctx, "fresh");
           fresh.weight()->initialize(ctx);
           fresh.bias()->fill_values(ctx, [&](double* v) { std::fill_n(v, fresh.bias()->size(), 0.0); });
@@ -127,24 +127,24 @@ TEST_CASE("values that were never set are not gathered") {
 }
 
 TEST_CASE("a gradient is zeroed, added to, reduced once, and used once") {
-  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
+  CHECK(has(error_on_ranks([](auto& ctx, auto& layer, auto& x, auto& dy) {
               gather_parameters(ctx, layer);
               up::saved kept;
               layer.backward(ctx, x, kept, dy);
             }),
             "parameter up.weight: a backward pass adds to a gradient that has not begun; call zero_gradient(ctx)"));
-  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
+  CHECK(has(error_on_ranks([](auto& ctx, auto& layer, auto&, auto&) {
               gather_parameters(ctx, layer);
               static_cast<void>(layer.weight()->reduce(ctx));
             }),
             "parameter up.weight: reduce without a gradient"));
-  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
+  CHECK(has(error_on_ranks([](auto& ctx, auto& layer, auto&, auto&) {
               zero_gradients(ctx, layer);
               static_cast<void>(layer.weight()->reduce(ctx));
               static_cast<void>(layer.weight()->reduce(ctx));
             }),
             "parameter up.weight: reduce is called twice for one gradient"));
-  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
+  CHECK(has(error_on_ranks([](auto& ctx, auto& layer, auto& x, auto& dy) {
               gather_parameters(ctx, layer);
               zero_gradients(ctx, layer);
               up::saved kept;
@@ -152,7 +152,7 @@ TEST_CASE("a gradient is zeroed, added to, reduced once, and used once") {
               layer.backward(ctx, x, kept, dy);
             }),
             "parameter up.weight: a backward pass adds to a gradient that has been reduced"));
-  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
+  CHECK(has(error_on_ranks([](auto& ctx, auto& layer, auto&, auto&) {
               adamw<double> optimizer;
               zero_gradients(ctx, layer);
               auto reduced = layer.weight()->reduce(ctx);
@@ -164,7 +164,7 @@ TEST_CASE("a gradient is zeroed, added to, reduced once, and used once") {
 }
 
 TEST_CASE("the first pass writes a gradient, later ones add, and without a pass it is zero") {
-  CHECK(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
+  CHECK(error_on_ranks([](auto& ctx, auto& layer, auto& x, auto& dy) {
           gather_parameters(ctx, layer);
           const auto gradients = [&](int passes) {
             zero_gradients(ctx, layer);
@@ -191,7 +191,7 @@ TEST_CASE("the first pass writes a gradient, later ones add, and without a pass 
           }
         }) == "");
   // In the caller's memory, to which the caller may add as well, gradients are zeroed at once.
-  CHECK(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+  CHECK(error_on_ranks([](auto& ctx, auto&, auto&, auto&) {
           std::vector<double> weight(64), gradient(64, 1.0);
           rms_norm<double, rows> norm(ctx, 1e-5, "norm", weight.data(), gradient.data());
           norm.weight()->zero_gradient(ctx);
@@ -201,7 +201,7 @@ TEST_CASE("the first pass writes a gradient, later ones add, and without a pass 
 }
 
 TEST_CASE("a frozen parameter has no gradient, no reduction and no state") {
-  CHECK(what_is_said([](auto& ctx, auto& layer, auto& x, auto& dy) {
+  CHECK(error_on_ranks([](auto& ctx, auto& layer, auto& x, auto& dy) {
           gather_parameters(ctx, layer);
           zero_gradients(ctx, layer);
           for (const auto& p : {layer.weight(), layer.bias()}) {  // its memory is allocated on first use
@@ -232,7 +232,7 @@ TEST_CASE("a frozen parameter has no gradient, no reduction and no state") {
               2 * static_cast<std::size_t>(layer.bias()->size()) * sizeof(double))
             fail("state of a frozen parameter");
         }) == "");
-  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
+  CHECK(has(error_on_ranks([](auto& ctx, auto& layer, auto&, auto&) {
               layer.weight()->freeze();
               static_cast<void>(layer.weight()->reduce(ctx));
             }),
@@ -243,7 +243,7 @@ TEST_CASE("an optimizer finds its state by name, in any order of updates") {
   // A parameter that is not updated for some steps, and then again.
   std::vector<double> with, without;
   for (std::vector<double>* result : {&with, &without})
-    CHECK(what_is_said([&](auto& ctx, auto& layer, auto& x, auto& dy) {
+    CHECK(error_on_ranks([&](auto& ctx, auto& layer, auto& x, auto& dy) {
             adamw<double> optimizer;
             for (int step = 0; step < 3; ++step) {
               gather_parameters(ctx, layer);
@@ -262,7 +262,7 @@ TEST_CASE("an optimizer finds its state by name, in any order of updates") {
           }) == "");
   CHECK(with == without);  // the bias has its own moments, in any order of updates
   CHECK(has(
-      what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
+      error_on_ranks([](auto& ctx, auto& layer, auto&, auto&) {
         adamw<double> optimizer;
         up other(ctx, "up");
         zero_gradients(ctx, layer);
@@ -272,7 +272,7 @@ TEST_CASE("an optimizer finds its state by name, in any order of updates") {
         optimizer.update(ctx, other.weight()->reduce(ctx));
       }),
       "adamw: up.weight is updated twice in one step: two parameters have this name, or begin_step was not called"));
-  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
+  CHECK(has(error_on_ranks([](auto& ctx, auto& layer, auto&, auto&) {
               adamw<double> optimizer;
               rms_norm<double, rows> other(ctx, 1e-5, "up");
               zero_gradients(ctx, layer);
@@ -283,7 +283,7 @@ TEST_CASE("an optimizer finds its state by name, in any order of updates") {
               optimizer.update(ctx, other.weight()->reduce(ctx));
             }),
             "adamw: up.weight has 8 elements on this rank, and its state is of 32"));
-  CHECK(has(what_is_said([](auto& ctx, auto& layer, auto&, auto&) {
+  CHECK(has(error_on_ranks([](auto& ctx, auto& layer, auto&, auto&) {
               adamw<double> optimizer;
               zero_gradients(ctx, layer);
               optimizer.update(ctx, layer.weight()->reduce(ctx));
@@ -293,13 +293,13 @@ TEST_CASE("an optimizer finds its state by name, in any order of updates") {
 
 TEST_CASE("the use of a parameter is derived from its operand, over every axis of the mesh") {
   static_assert(std::is_same_v<use_t<spec<hidden>, rows>, spec<hidden, replicate<dp, tp>>>);
-  CHECK(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+  CHECK(error_on_ranks([](auto& ctx, auto&, auto&, auto&) {
           // A user-defined layer gives two specs for its parameter: its storage and its use.
           const parameter<double, cpu> scale(ctx, {"scale", {8}, {1, 0}}, layout_v<spec<hidden>>,
                                              layout_v<spec<hidden>>, layout_v<rows>);
           if (!(dual(scale.used()) == layout_v<spec<hidden, partial<dp, tp>>>)) fail("the gradient is not partial");
         }) == "");
-  CHECK(has(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+  CHECK(has(error_on_ranks([](auto& ctx, auto&, auto&, auto&) {
               const parameter<double, cpu> scale(ctx, {"scale", {8}, {1, 0}}, layout_v<spec<hidden>>,
                                                  layout_v<spec<hidden>>, layout_v<spec<batch, shard<seq, tp>, hidden>>);
             }),
@@ -307,7 +307,7 @@ TEST_CASE("the use of a parameter is derived from its operand, over every axis o
 }
 
 TEST_CASE("biases are stored like weights") {
-  CHECK(what_is_said([](auto& ctx, auto&, auto&, auto&) {
+  CHECK(error_on_ranks([](auto& ctx, auto&, auto&, auto&) {
           const linear<double, down> layer(ctx, "down");
           if (!(layer.bias()->stored() == layout_v<spec<shard<hidden, dp>>>)) fail(describe(layer.bias()->stored()));
         }) == "");

@@ -40,13 +40,13 @@ struct back {
 
 /// Calls body(ctx) on two ranks; returns the text of the error, or "".
 template <class Body>
-std::string what_is_said(Body&& body) {
+std::string error_on_ranks(Body&& body) {
   return error_on_mesh(plait::mesh<axis<dp>>{2}, sizes_of<batch, hidden, ffn, vocab>(8, 8, 16, 12), 3, body);
 }
 /// The same for body(ctx, layer, x, saved, dy) after a forward pass of the first of two layers.
 template <class Layer, class Body>
-std::string said_after_forward(Body&& body) {
-  return what_is_said([&](const context<cpu>& ctx) {
+std::string error_after_forward(Body&& body) {
+  return error_on_ranks([&](const context<cpu>& ctx) {
     Layer layer = [&] {
       if constexpr (std::is_constructible_v<Layer, const context<cpu>&, double, std::string>)
         return Layer(ctx, 1e-5, "first");
@@ -70,20 +70,20 @@ using centred = layer_norm<float, rows>;
 template <class Layer>
 void check_used_once(const std::string& name) {
   const std::string each = "; each forward pass makes one `saved`, for one backward pass of the same layer";
-  CHECK(said_after_forward<Layer>(
+  CHECK(error_after_forward<Layer>(
             [](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) { l.backward(ctx, x, kept, dy); }) == "");
-  CHECK(has(said_after_forward<Layer>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+  CHECK(has(error_after_forward<Layer>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
               l.backward(ctx, x, kept, dy);
               l.backward(ctx, x, kept, dy);
             }),
             name + ": this `saved` was used by a backward pass before" + each));
-  CHECK(has(said_after_forward<Layer>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+  CHECK(has(error_after_forward<Layer>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
               microbatch<cpu> other(ctx);
               other.index = 2;
               l.backward(other, x, kept, dy);
             }),
             name + ": this `saved` is of microbatch 0, and the backward pass of 2" + each));
-  CHECK(said_after_forward<Layer>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+  CHECK(error_after_forward<Layer>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
           l.backward(ctx, x, kept, dy);
           l.forward(ctx, x, &kept);
           l.backward(ctx, x, kept, dy);
@@ -96,14 +96,14 @@ TEST_CASE("saved values are used once, by their layer and microbatch") {
   check_used_once<up>("first.weight");
   check_used_once<norm>("first.weight");
   check_used_once<centred>("first.weight");
-  CHECK(has(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+  CHECK(has(error_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
               up second(ctx, "second");
               begin(ctx, second);
               static_cast<void>(l);
               second.backward(ctx, x, kept, dy);
             }),
             "second.weight: this `saved` was made by another layer"));
-  CHECK(has(what_is_said([](const context<cpu>& ctx) {
+  CHECK(has(error_on_ranks([](const context<cpu>& ctx) {
               sequential all{up(ctx, "up"), linear<float, back>(ctx, "down")};
               begin(ctx, all);
               tensor<float, rows> x(ctx);
@@ -116,7 +116,7 @@ TEST_CASE("saved values are used once, by their layer and microbatch") {
               all.backward(ctx, x, kept, dy);
             }),
             "down.weight: this `saved` was used by a backward pass before"));
-  CHECK(has(what_is_said([](const context<cpu>& ctx) {
+  CHECK(has(error_on_ranks([](const context<cpu>& ctx) {
               cross_entropy_loss<float, spec<shard<batch, dp>, vocab>, spec<shard<batch, dp>>> loss(ctx, 12);
               std::vector<float> numbers(48, 0.5f);
               const std::vector<std::int64_t> classes(4, 1);
@@ -135,17 +135,17 @@ TEST_CASE("a gradient is neither lost nor read before it is complete") {
   const std::string lost =
       "parameter first.weight: zero_gradient would lose a gradient that passes have added to and that was not reduced; "
       "call reduce(ctx) before it, or discard_gradient(ctx) in its place";
-  CHECK(has(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+  CHECK(has(error_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
               l.backward(ctx, x, kept, dy);
               zero_gradients(ctx, l);
             }),
             lost));
-  CHECK(has(said_after_forward<norm>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+  CHECK(has(error_after_forward<norm>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
               l.backward(ctx, x, kept, dy);
               zero_gradients(ctx, l);
             }),
             lost));
-  CHECK(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+  CHECK(error_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
           zero_gradients(ctx, l);  // there is no gradient yet
           l.backward(ctx, x, kept, dy);
           l.weight()->discard_gradient(ctx);
@@ -155,7 +155,7 @@ TEST_CASE("a gradient is neither lost nor read before it is complete") {
           static_cast<void>(std::as_const(*l.weight()).gradient());
           zero_gradients(ctx, l);
         }) == "");
-  CHECK(has(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+  CHECK(has(error_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
               l.backward(ctx, x, kept, dy);
               static_cast<void>(std::as_const(*l.weight()).gradient());
             }),
@@ -165,7 +165,7 @@ TEST_CASE("a gradient is neither lost nor read before it is complete") {
 
 TEST_CASE("a step that leaves a parameter out is refused, and layers may start one by one") {
   const auto steps_of = [](auto&& step) {
-    return what_is_said([&](const context<cpu>& ctx) {
+    return error_on_ranks([&](const context<cpu>& ctx) {
       up first(ctx, "first"), second(ctx, "second");
       begin(ctx, first, second);
       const tensor<float, rows> x(ctx);
@@ -199,7 +199,7 @@ TEST_CASE("a step that leaves a parameter out is refused, and layers may start o
 TEST_CASE("null pointers are refused by name") {
   const float* const none = nullptr;
   const auto of_linear = [&](auto&& call) {
-    return said_after_forward<up>([&](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+    return error_after_forward<up>([&](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
       std::vector<float> y(64), dx(32);
       call(ctx, l, x.data(), y.data(), kept, dy.data(), dx.data());
     });
@@ -214,10 +214,10 @@ TEST_CASE("null pointers are refused by name") {
               backward_on(l, ctx, static_cast<const float*>(x), kept, none, dx);
             }),
             "first.weight: dy is a null pointer"));
-  CHECK(has(said_after_forward<norm>(
+  CHECK(has(error_after_forward<norm>(
                 [&](auto& ctx, auto& l, auto&, auto&, auto& dy) { forward_on(l, ctx, none, dy.data()); }),
             "first.weight: x is a null pointer"));
-  CHECK(has(what_is_said([](const context<cpu>& ctx) {
+  CHECK(has(error_on_ranks([](const context<cpu>& ctx) {
               cross_entropy_loss<float, spec<shard<batch, dp>, vocab>, spec<shard<batch, dp>>> loss(ctx, 12);
               const std::vector<float> logits(48);
               loss.forward(ctx, part<const float, spec<shard<batch, dp>, vocab>>(ctx, logits.data()),
@@ -225,16 +225,16 @@ TEST_CASE("null pointers are refused by name") {
             }),
             "cross_entropy: labels is a null pointer"));
   CHECK(has(
-      what_is_said([](const context<cpu>& ctx) { static_cast<void>(view<rows>(ctx, static_cast<float*>(nullptr))); }),
+      error_on_ranks([](const context<cpu>& ctx) { static_cast<void>(view<rows>(ctx, static_cast<float*>(nullptr))); }),
       "view: the pointer is a null pointer; it must point to this rank's 32 elements"));
-  CHECK(has(what_is_said([&](const context<cpu>& ctx) { static_cast<void>(view<rows>(ctx, none)); }),
+  CHECK(has(error_on_ranks([&](const context<cpu>& ctx) { static_cast<void>(view<rows>(ctx, none)); }),
             "the pointer is null; it must point to this rank's 32 elements"));
-  CHECK(has(said_after_forward<up>([&](auto& ctx, auto& l, auto& x, auto&, auto&) {
+  CHECK(has(error_after_forward<up>([&](auto& ctx, auto& l, auto& x, auto&, auto&) {
               take_part(ctx.device, x.part(), none, x.data());
               static_cast<void>(l);
             }),
             "take_part: whole is a null pointer; it must point to the whole array's 64 elements"));
-  CHECK(has(said_after_forward<up>([&](auto& ctx, auto& l, auto& x, auto&, auto&) {
+  CHECK(has(error_after_forward<up>([&](auto& ctx, auto& l, auto& x, auto&, auto&) {
               put_part(ctx.device, x.part(), none, x.data());
               static_cast<void>(l);
             }),
@@ -245,7 +245,7 @@ TEST_CASE("moved-from layers, optimizers and tensors are refused by name") {
   const std::string moved = ": it was moved from, and is used; use the object that it was moved to";
   // Each call on a moved-from layer is an error, and none on the layer that it was moved to.
   const auto check = [&]<class Layer>(std::type_identity<Layer>, const std::string& name) {
-    CHECK(said_after_forward<Layer>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+    CHECK(error_after_forward<Layer>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
             Layer other = std::move(l);
             other.backward(ctx, x, kept, dy);
             l = std::move(other);
@@ -253,7 +253,7 @@ TEST_CASE("moved-from layers, optimizers and tensors are refused by name") {
             other.forward(ctx, x);
           }) == "");
     const auto refused = [&](auto&& call) {
-      CHECK(has(said_after_forward<Layer>([&](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+      CHECK(has(error_after_forward<Layer>([&](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
                   const Layer other = std::move(l);
                   call(ctx, l, x, kept, dy);
                 }),
@@ -273,7 +273,7 @@ TEST_CASE("moved-from layers, optimizers and tensors are refused by name") {
   check(std::type_identity<norm>{}, "first");
   check(std::type_identity<centred>{}, "first");
   // A deferred weight gradient belongs to its layer.
-  CHECK(has(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+  CHECK(has(error_after_forward<up>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
               weight_work later;
               microbatch<cpu> mb(ctx);
               mb.deferred = &later;
@@ -283,7 +283,7 @@ TEST_CASE("moved-from layers, optimizers and tensors are refused by name") {
             }),
             "first" + moved));
   // Layers made of layers.
-  CHECK(has(what_is_said([](const context<cpu>& ctx) {
+  CHECK(has(error_on_ranks([](const context<cpu>& ctx) {
               std::vector<sequential<up, linear<float, back>>> blocks;
               for (const char* name : {"one", "two"})
                 blocks.emplace_back(up(ctx, name), linear<float, back>(ctx, std::string(name) + " back"));
@@ -292,7 +292,7 @@ TEST_CASE("moved-from layers, optimizers and tensors are refused by name") {
               all.forward(ctx, tensor<float, rows>(ctx));
             }),
             "a stack of layers" + moved));
-  CHECK(has(what_is_said([](const context<cpu>& ctx) {
+  CHECK(has(error_on_ranks([](const context<cpu>& ctx) {
               sequential all{up(ctx, "up"), linear<float, back>(ctx, "down")};
               const auto other = std::move(all);
               all.visit([&](auto& p) { p.initialize(ctx); });
@@ -305,7 +305,7 @@ TEST_CASE("moved-from layers, optimizers and tensors are refused by name") {
     using output = rows;
   };
   const auto refused = [&](auto&& make, auto&& call, const std::string& name) {
-    CHECK(has(what_is_said([&](const context<cpu>& ctx) {
+    CHECK(has(error_on_ranks([&](const context<cpu>& ctx) {
                 auto one = make(ctx);
                 const auto other = std::move(one);
                 call(ctx, one);
@@ -334,12 +334,12 @@ TEST_CASE("moved-from layers, optimizers and tensors are refused by name") {
       " has no elements, and the layer was made for 32 on this rank: the tensor was moved from, or never made, or "
       "views "
       "a null pointer";
-  CHECK(has(said_after_forward<up>([](auto& ctx, auto& l, auto& x, auto&, auto&) {
+  CHECK(has(error_after_forward<up>([](auto& ctx, auto& l, auto& x, auto&, auto&) {
               const auto other = std::move(x);
               l.forward(ctx, x);
             }),
             "first.weight: x" + none));
-  CHECK(has(said_after_forward<norm>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
+  CHECK(has(error_after_forward<norm>([](auto& ctx, auto& l, auto& x, auto& kept, auto& dy) {
               const tensor<float, dual_t<rows>> addend;
               l.backward(ctx, x, kept, dy, &addend);
             }),

@@ -174,7 +174,7 @@ class with_spare : public small_llama {
 
 TEST_CASE("a parameter that no pass uses is refused by name at the first step, but a frozen one is not") {
   const scenario s = deep();
-  const auto said = [&](zero_level level, int ranks, bool frozen) {
+  const auto failure_of = [&](zero_level level, int ranks, bool frozen) {
     const megatron_sp::mesh on{ranks, 1, 1, 1};
     return error_on_mesh(on, sizes_on(on, s), 1, [&](const context<cpu>& ctx) {
       with_spare model(ctx, s.config);
@@ -197,10 +197,10 @@ TEST_CASE("a parameter that no pass uses is refused by name at the first step, b
     for (const zero_level level : levels) {
       if (ranks == 1 && level != zero_level::replicated) continue;
       CAPTURE(static_cast<int>(level));
-      CHECK(has(said(level, ranks, false),
+      CHECK(has(failure_of(level, ranks, false),
                 "training step: no pass has added to the gradient of the parameter spare.weight, which the model "
                 "visits; use it in every step, freeze it before the step is made, or leave it out of visit"));
-      CHECK(said(level, ranks, true) == "");
+      CHECK(failure_of(level, ranks, true) == "");
     }
 }
 
@@ -227,7 +227,7 @@ TEST_CASE("with bucket_cut::whole every rank has about the same share of the opt
 }
 
 TEST_CASE("options and models that do not fit a policy are refused by name") {
-  const auto said = [](auto&& body) {
+  const auto failure_of = [](auto&& body) {
     const scenario s = deep();
     const megatron_sp::mesh on{2, 1, 1, 1};
     return error_on_mesh(on, sizes_on(on, s), 1, [&](const context<cpu>& ctx) { body(ctx, s); });
@@ -239,13 +239,13 @@ TEST_CASE("options and models that do not fit a policy are refused by name") {
     how.parallel.level = level;
     return how;
   };
-  CHECK(has(said([&](auto& ctx, const scenario& s) {
+  CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               pipeline<small_llama> step(ctx, model, 1, three);
               model.visit([&](auto& p) { p.value(); });
             }),
             "because data parallelism cuts it; change its values by fill_values(ctx, fill)"));
-  CHECK(has(said([&](auto& ctx, const scenario& s) {
+  CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               pipeline<small_llama> step(ctx, model, 1, with(zero_level::replicated));
               model.visit([&](auto& p) { p.initialize(ctx); });
@@ -254,24 +254,24 @@ TEST_CASE("options and models that do not fit a policy are refused by name") {
               model.visit([&](auto& p) { static_cast<void>(p.reduce(ctx)); });
             }),
             "parameter model.embed_tokens.weight: data parallelism keeps it together with others"));
-  CHECK(has(said([&](auto& ctx, const scenario& s) {
+  CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               pipeline<small_llama> step(ctx, model, 1, three);
               model.visit([&](auto& p) { p.freeze(); });
             }),
             "parameter model.embed_tokens.weight: freeze comes before data parallelism lays parameters side by side"));
-  CHECK(has(said([&](auto& ctx, const scenario& s) {
+  CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               llama<double, stored_over_dp<megatron_sp>, cpu> model(ctx, s.config);
               pipeline<llama<double, stored_over_dp<megatron_sp>, cpu>> step(ctx, model, 1, three);
             }),
             "shard<hidden, dp>>, by its strategy's `stored`; use zero_level::replicated"));
-  CHECK(has(said([&](auto& ctx, const scenario& s) {
+  CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               pipeline<small_llama> one(ctx, model, 1, three);
               pipeline<small_llama> two(ctx, model, 1, with(zero_level::replicated));
             }),
             "another training step has cut it in another way; a model has one policy"));
-  CHECK(has(said([&](auto& ctx, const scenario& s) {
+  CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               adamw<double> optimizer;
               training_step one(ctx, model, optimizer, 1, 1.0), two(ctx, model, optimizer, 1, 1.0);
@@ -281,33 +281,33 @@ TEST_CASE("options and models that do not fit a policy are refused by name") {
             }),
             "training step: another one has been made for this model since"));
   // The error is thrown when the step is made, not at its first update.
-  CHECK(has(said([&](auto& ctx, const scenario& s) {
+  CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               adamw<double> optimizer({.moments = moment_type::int8});
               training_step step(ctx, model, optimizer, 1, 1.0, with(zero_level::optimizer));
             }),
             "adamw: moments = int8 have a scale for each 256 elements, and data parallelism cuts"));
-  CHECK(has(said([&](auto& ctx, const scenario& s) {
+  CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               chosen_optimizer<double> optimizer(muon_options{});
               training_step step(ctx, model, optimizer, 1, 1.0, with(zero_level::gradients));
             }),
             "muon: data parallelism cuts the matrix model.layers."));
-  CHECK(has(said([&](auto& ctx, const scenario& s) {
+  CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               pipeline_options how = with(zero_level::optimizer);
               how.axes.shard = axis_list(axis_of<tp>);
               pipeline<small_llama> step(ctx, model, 1, how);
             }),
             "zero_level::optimizer shards over the axes of data_axes::shard, along which this mesh has one rank"));
-  CHECK(has(said([&](auto& ctx, const scenario& s) {
+  CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               pipeline_options how = with(zero_level::optimizer);
               how.axes.replicate = axis_list(axis_of<dp>);
               pipeline<small_llama> step(ctx, model, 1, how);
             }),
             "data_axes: dp is among shard and replicate; legal is one of them"));
-  CHECK(has(said([&](auto& ctx, const scenario& s) {
+  CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               std::vector<double> weight(64), gradient(64);
               struct one_norm {  // in the caller's memory
                 rms_norm<double, typename transformer_specs<megatron_sp>::residual> norm;
@@ -318,7 +318,7 @@ TEST_CASE("options and models that do not fit a policy are refused by name") {
               static_cast<void>(s);
             }),
             "the parameter norm.weight lies in the caller's memory; use zero_level::replicated"));
-  CHECK(has(said([&](auto& ctx, const scenario& s) {
+  CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               dim_sizes sizes = ctx.sizes;
               sizes.set(dim_of<hidden>, 1);
               const context<cpu> small{ctx.device, ctx.ranks, sizes, 1};

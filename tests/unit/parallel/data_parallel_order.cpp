@@ -148,7 +148,7 @@ TEST_CASE("values that ranks exchange around the norm travel before the gathers 
       model.visit([&](auto& p) { p.initialize(ctx); });
       step.model().gather_changed(ctx);
       any_communicator asking = w.root().split(0, c.rank());
-      double said = 0;
+      double value = 0;
       request under_way;
       int begun = 0, ended = 0;
       const auto gathers = [&] { return w.ledger().total("dp", collective::all_gather).calls; };
@@ -157,13 +157,13 @@ TEST_CASE("values that ranks exchange around the norm travel before the gathers 
           [&] {
             ++begun;
             CHECK(gathers() == before);
-            said = c.rank() + 10.0 * begun;
-            asking.start_all_reduce(&said, &said, 1, dtype::f64, reduce_op::max).swap(under_way);
+            value = c.rank() + 10.0 * begun;
+            asking.start_all_reduce(&value, &value, 1, dtype::f64, reduce_op::max).swap(under_way);
           },
           [&] {
             CHECK(++ended == begun);
             under_way.wait();
-            CHECK(said == 1 + 10.0 * begun);
+            CHECK(value == 1 + 10.0 * begun);
             CHECK(gathers() == before);
           });
       for (int i = 0; i < 2; ++i) {

@@ -117,9 +117,9 @@ TEST_CASE("a loss in chunks of tokens is evaluated, scored and trained like one 
       };
       const std::vector<double> a = results(whole), b = results(chunked);
       REQUIRE(a.size() == b.size());
-      double apart = 0;
-      for (std::size_t i = 0; i < a.size(); ++i) apart = std::max(apart, std::abs(a[i] - b[i]));
-      CHECK(apart < 1e-12 * a[0]);
+      double difference = 0;
+      for (std::size_t i = 0; i < a.size(); ++i) difference = std::max(difference, std::abs(a[i] - b[i]));
+      CHECK(difference < 1e-12 * a[0]);
       adamw<double> one_optimizer, other_optimizer;
       training_step one(ctx, whole, one_optimizer, 1, 1.0), other(ctx, chunked, other_optimizer, 1, 1.0);
       CHECK(std::abs(loss_of(ctx, one.model(), s, 2) - loss_of(ctx, other.model(), s, 2)) < 1e-12);

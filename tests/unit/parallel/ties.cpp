@@ -107,7 +107,7 @@ struct given {
   std::int64_t token = 3;
 };
 /// The text of the error if the second stage, or with `one` only its last rank, gets other data; "" without an error.
-std::string told_to_stages(const given& second, bool one = false) {
+std::string error_of_stages(const given& second, bool one = false) {
   const schedule plan = make_schedule<one_f_one_b>(2, 2);
   try {
     threads::run(4, [&](threads::communicator c) {
@@ -152,10 +152,10 @@ TEST_CASE("a valid tied table is accepted") {
 }
 
 TEST_CASE("an untied head is accepted") {
-  const maker apart{.head_name = "head", .embedding_tied = false, .head_tied = false, .uses_table = false};
-  CHECK_NOTHROW(construct_whole(apart));
-  CHECK_NOTHROW(construct<one_f_one_b>(apart, 2));
-  CHECK_NOTHROW(construct<zb_v>(apart, 2));
+  const maker untied{.head_name = "head", .embedding_tied = false, .head_tied = false, .uses_table = false};
+  CHECK_NOTHROW(construct_whole(untied));
+  CHECK_NOTHROW(construct<one_f_one_b>(untied, 2));
+  CHECK_NOTHROW(construct<zb_v>(untied, 2));
 }
 
 TEST_CASE("on two ranks: another name, one side without tied_across_stages, another initializer or shape") {
@@ -202,7 +202,7 @@ TEST_CASE("only the ends of a pipeline share parameters") {
 TEST_CASE("a separate entry starts the sum over tied stages, also for a parameter in a bucket") {
   for (const int dp : {1, 2}) {  // with one rank a parameter has no neighbours
     CAPTURE(dp);
-    std::vector<std::string> said(static_cast<std::size_t>(dp));
+    std::vector<std::string> texts(static_cast<std::size_t>(dp));
     double sum = 0;
     threads::run(2 * dp, [&](threads::communicator c) {
       // Two "stages" of dp ranks each, which have the same table.
@@ -234,11 +234,11 @@ TEST_CASE("a separate entry starts the sum over tied stages, also for a paramete
       try {
         pass([&](auto& out) { units.finish_reduction(ctx, 0, out); });
       } catch (const error& e) {
-        if (r < said.size()) said[r] = e.what();
+        if (r < texts.size()) texts[r] = e.what();
       }
     });
     CHECK(sum == (dp == 1 ? 1 + 2 : 1 + 2 + 3 + 4));
-    for (const std::string& text : said)
+    for (const std::string& text : texts)
       CHECK(text.find(dp == 1 ? "parameter wte.weight: finish_reduction without start_reduction(ctx)"
                               : "parameter_bucket: start_ties is missing before finish_reduction of wte.weight") !=
             std::string::npos);
@@ -246,18 +246,18 @@ TEST_CASE("a separate entry starts the sum over tied stages, also for a paramete
 }
 
 TEST_CASE("data for the stages of a pipeline must be equal on all of them") {
-  CHECK(told_to_stages({}) == "");
+  CHECK(error_of_stages({}) == "");
   const auto says = [](const given& second, const std::string& text) {
     INFO(text);
-    const std::string told = told_to_stages(second);
-    CAPTURE(told);
-    CHECK(told.find(text) != std::string::npos);
+    const std::string message = error_of_stages(second);
+    CAPTURE(message);
+    CHECK(message.find(text) != std::string::npos);
   };
   says({.seed = 2}, "training step: ranks 2, 3 run with seed 2, ranks 0, 1 with seed 1; every rank needs");
   says({.clip = 2}, "training step: ranks 2, 3 run with clip 2, ranks 0, 1 with clip 1; every rank needs");
   says({.rate = 0.1}, "adamw::begin_step: ranks 2, 3 run with learning_rate 0.1, ranks 0, 1 with learning_rate 0.01;");
   says({.token = 2}, "training_step::load: ranks 2, 3 run with ids, labels and document starts whose hash is ");
-  CHECK(told_to_stages({.pp = 4}, true)
+  CHECK(error_of_stages({.pp = 4}, true)
             .find("rank 3 was started with mesh pp=4,dp=1,cp=1,tp=1,tp_rep=1, ranks 0 to 2 with mesh pp=2,dp=2,") !=
         std::string::npos);
 }

@@ -86,7 +86,7 @@ struct setting {
 /// The text of the error if `fault` changes the program of rank 3 of dp 2 x tp 2, and `before` its settings; "" without
 /// an error.
 template <class Before, class Fault>
-std::string told(Before&& before, Fault&& fault) {
+std::string error_of_model(Before&& before, Fault&& fault) {
   try {
     threads::run(4, [&](threads::communicator c) {
       const bool odd = c.rank() == 3;
@@ -138,7 +138,7 @@ struct loop_fault {
 };
 
 template <class Down = down, class Optimizer = adamw<float>, class Options = adamw_options>
-std::string told_by_loop(const loop_fault& fault, const Options& options = {}) {
+std::string error_of_loop(const loop_fault& fault, const Options& options = {}) {
   memory_file_system disk;
   try {
     threads::run(4, [&](threads::communicator c) {
@@ -205,9 +205,9 @@ std::string told_by_loop(const loop_fault& fault, const Options& options = {}) {
 
 /// The error of a model's step after all ranks save and load a state, and rank 3 then changes something.
 template <class Change>
-std::string told_after_load(Change&& change) {
+std::string error_after_load(Change&& change) {
   memory_file_system disk;
-  return told(nothing, [&](run& r, bool odd) {
+  return error_of_model(nothing, [&](run& r, bool odd) {
     r.before_run = [&r, &disk, &change, odd](int step) {
       if (step != 1) return;
       checkpoint_saver saver(r.ctx.device, r.ranks.root(), {.directory = "steps"}, disk);
@@ -221,8 +221,8 @@ std::string told_after_load(Change&& change) {
 
 /// The error of a model's step in which rank 3 changes tokens of microbatch 1.
 template <class Change>
-std::string told_of_tokens(Change&& change) {
-  return told(nothing, [&](run& r, bool odd) {
+std::string error_of_tokens(Change&& change) {
+  return error_of_model(nothing, [&](run& r, bool odd) {
     r.change_tokens = [&change, odd](std::int64_t m, auto& ids, auto& labels, auto& starts) {
       if (odd && m == 1) change(ids, labels, starts);
     };
@@ -232,17 +232,17 @@ std::string told_of_tokens(Change&& change) {
 }  // namespace
 
 TEST_CASE("one different value on one rank, at each kind of place") {
-  CHECK(told(nothing, nothing) == "");
-  CHECK(told_by_loop({}) == "");
-  CHECK(told_by_loop<down, muon<float>>({}, muon_options{}) == "");
-  CHECK(told_after_load([](run&) {}) == "");
-  const auto set = [](auto change) { return told(change, nothing); };
+  CHECK(error_of_model(nothing, nothing) == "");
+  CHECK(error_of_loop({}) == "");
+  CHECK(error_of_loop<down, muon<float>>({}, muon_options{}) == "");
+  CHECK(error_after_load([](run&) {}) == "");
+  const auto set = [](auto change) { return error_of_model(change, nothing); };
   const auto differ = [](const std::string& axis, const std::string& what) {
     return cat({"checked values: ranks along ", axis, " differ in ", what,
                 ", which the type calls equal: rank 3 (dp=1, tp=1) differs from rank ", axis == "tp" ? 2 : 1, " by "});
   };
   const struct {
-    std::string place, told, named;
+    std::string place, error_of, named;
   } faults[] = {
       // Settings of contexts, steps and optimizers.
       {"seed", set([](setting& s) { s.seed = 2; }),
@@ -254,7 +254,7 @@ TEST_CASE("one different value on one rank, at each kind of place") {
        "context: rank 3 runs with mesh dp=4,tp=1, ranks 0 to 2 with mesh dp=2,tp=2; "},
       {"deterministic", set([](setting& s) { s.deterministic = deterministic<4>{}; }),
        "context: rank 3 runs with deterministic 4,4,1,0, ranks 0 to 2 with deterministic 0,0,0,0"},
-      {"learning rate", told(nothing, [](run& r, bool odd) { r.rate = odd ? 0.0100000001 : 0.01; }),
+      {"learning rate", error_of_model(nothing, [](run& r, bool odd) { r.rate = odd ? 0.0100000001 : 0.01; }),
        "adamw::begin_step: rank 3 runs with learning_rate 0.0100000001, ranks 0 to 2 with learning_rate 0.01;"},
       {"weight decay", set([](setting& s) { s.adamw.weight_decay = 0.2; }),
        "adamw::begin_step: rank 3 runs with weight_decay 0.2, ranks 0 to 2 with weight_decay 0.1"},
@@ -263,76 +263,76 @@ TEST_CASE("one different value on one rank, at each kind of place") {
       {"epsilon", set([](setting& s) { s.adamw.epsilon = 1e-9; }), "rank 3 runs with epsilon 1e-09, ranks 0 to 2"},
       {"form of moments", set([](setting& s) { s.adamw.moments = moment_type::bf16; }),
        "rank 3 runs with moments bf16"},
-      {"clip limit", told(nothing, [](run& r, bool odd) { r.clip = odd ? 2 : 1; }),
+      {"clip limit", error_of_model(nothing, [](run& r, bool odd) { r.clip = odd ? 2 : 1; }),
        "training step: rank 3 runs with clip 2"},
-      {"microbatches", told(nothing, [](run& r, bool odd) { r.microbatches = odd ? 1 : 2; }),
+      {"microbatches", error_of_model(nothing, [](run& r, bool odd) { r.microbatches = odd ? 1 : 2; }),
        "rank 3 runs with microbatches 1"},
-      {"first sample", told(nothing, [](run& r, bool odd) { r.first_sample = odd ? 8 : 0; }),
+      {"first sample", error_of_model(nothing, [](run& r, bool odd) { r.first_sample = odd ? 8 : 0; }),
        "training_step::load: rank 3 runs with first_sample 8"},
       // Tokens, along an axis that does not shard them.
-      {"token", told_of_tokens([](auto& ids, auto&, auto&) { ids.data()[3] = 5; }),
+      {"token", error_of_tokens([](auto& ids, auto&, auto&) { ids.data()[3] = 5; }),
        differ("tp", "the ids of microbatch 1")},
-      {"label", told_of_tokens([](auto&, auto& labels, auto&) { labels.data()[3] = -100; }),
+      {"label", error_of_tokens([](auto&, auto& labels, auto&) { labels.data()[3] = -100; }),
        differ("tp", "the labels of microbatch 1")},
-      {"document start", told_of_tokens([](auto&, auto&, auto& starts) { starts.data()[3] = 3; }),
+      {"document start", error_of_tokens([](auto&, auto&, auto& starts) { starts.data()[3] = 3; }),
        differ("tp", "the document starts of microbatch 1")},
       // Inputs of layers.
-      {"input of a layer", told_by_loop({"x of step 0"}), differ("tp", "the input of norm")},
-      {"invariant activation", told_by_loop({"n of step 0"}), differ("tp", "the input of up")},
-      {"replicated activation", told_by_loop<replicated_down>({"y of step 0"}), differ("tp", "the input of last")},
-      {"gradient of the loss", told_by_loop({"dz of step 0"}), differ("tp", "the gradient of the output of last")},
-      {"gradient of an output", told_by_loop({"dn of step 0"}), differ("tp", "the gradient of the output of norm")},
-      {"gradient before a reduction", told_by_loop({"dy of step 0"}),
+      {"input of a layer", error_of_loop({"x of step 0"}), differ("tp", "the input of norm")},
+      {"invariant activation", error_of_loop({"n of step 0"}), differ("tp", "the input of up")},
+      {"replicated activation", error_of_loop<replicated_down>({"y of step 0"}), differ("tp", "the input of last")},
+      {"gradient of the loss", error_of_loop({"dz of step 0"}), differ("tp", "the gradient of the output of last")},
+      {"gradient of an output", error_of_loop({"dn of step 0"}), differ("tp", "the gradient of the output of norm")},
+      {"gradient before a reduction", error_of_loop({"dy of step 0"}),
        differ("tp", "the gradient of the output of down")},
       // Parameters and their gradients.
       {"initial value",
-       told(nothing,
-            [](run& r, bool odd) {
-              if (odd) flip(r.named("norm").value());
-            }),
+       error_of_model(nothing,
+                      [](run& r, bool odd) {
+                        if (odd) flip(r.named("norm").value());
+                      }),
        "norm.weight, which the type calls equal: rank 3"},
       {"values that rank 0 alone has",
-       told(nothing,
-            [](run& r, bool) {
-              if (r.ranks.rank() == 0)
-                r.model.visit([&](auto& p) { kernels::fill(r.ctx.device, p.value(), p.size(), 0.1); });
-            }),
+       error_of_model(nothing,
+                      [](run& r, bool) {
+                        if (r.ranks.rank() == 0)
+                          r.model.visit([&](auto& p) { kernels::fill(r.ctx.device, p.value(), p.size(), 0.1); });
+                      }),
        "ranks along dp differ in the values of model.embed_tokens.weight, which the type calls equal: rank "},
-      {"loaded value", told_after_load([](run& r) { flip(r.named("down_proj").value()); }),
+      {"loaded value", error_after_load([](run& r) { flip(r.named("down_proj").value()); }),
        differ("dp", "the values of model.layers.0.mlp.down_proj.weight")},
-      {"gathered value", told_by_loop({"gathered up.weight of step 0"}), differ("dp", "the values of up.weight")},
-      {"updated value", told_by_loop({"updated up.weight of step 0"}), differ("dp", "the values of up.weight")},
-      {"stored value", told_by_loop({"stored up.weight of step 0"}), differ("dp", "the stored values of up.weight")},
-      {"reduced gradient", told_by_loop({"gradient up.weight of step 0"}),
+      {"gathered value", error_of_loop({"gathered up.weight of step 0"}), differ("dp", "the values of up.weight")},
+      {"updated value", error_of_loop({"updated up.weight of step 0"}), differ("dp", "the values of up.weight")},
+      {"stored value", error_of_loop({"stored up.weight of step 0"}), differ("dp", "the stored values of up.weight")},
+      {"reduced gradient", error_of_loop({"gradient up.weight of step 0"}),
        differ("dp", "the reduced gradient of up.weight")},
-      {"reduced gradient of a bias", told_by_loop({"gradient down.bias of step 0"}),
+      {"reduced gradient of a bias", error_of_loop({"gradient down.bias of step 0"}),
        "differ in the reduced gradient of down.bias, which"},
-      {"reduced gradient of a norm", told_by_loop({"gradient norm.weight of step 0"}),
+      {"reduced gradient of a norm", error_of_loop({"gradient norm.weight of step 0"}),
        "differ in the reduced gradient of norm.weight, which"},
       // State of optimizers.
-      {"moment", told_by_loop({"state up.weight of step 1"}), differ("dp", "the moments of up.weight")},
-      {"moment in bf16", told_by_loop({"state up.weight of step 1"}, adamw_options{.moments = moment_type::bf16}),
+      {"moment", error_of_loop({"state up.weight of step 1"}), differ("dp", "the moments of up.weight")},
+      {"moment in bf16", error_of_loop({"state up.weight of step 1"}, adamw_options{.moments = moment_type::bf16}),
        differ("dp", "the moments of up.weight")},
-      {"momentum", told_by_loop<down, muon<float>>({"state up.weight of step 1"}, muon_options{}),
+      {"momentum", error_of_loop<down, muon<float>>({"state up.weight of step 1"}, muon_options{}),
        differ("dp", "the momentum of up.weight")},
-      {"loaded moment", told_after_load([](run& r) {
+      {"loaded moment", error_after_load([](run& r) {
          r.optimizer.visit_state(r.ctx, r.named("down_proj"), [](const optimizer_tensor& t) { flip(t.values); });
        }),
        differ("dp", "the moments of model.layers.0.mlp.down_proj.weight")},
       // Saved values.
-      {"scalar of a save", told_by_loop({.later_position = 1}),
+      {"scalar of a save", error_of_loop({.later_position = 1}),
        "checkpoint: step 1 is not saved: rank 3 runs with position 1, ranks 0 to 2 with position 0"},
-      {"step of a save", told_by_loop({.later_step = 1}),
+      {"step of a save", error_of_loop({.later_step = 1}),
        "checkpoint: nothing is saved: ranks are at different steps: rank 0 1, rank 1 1, rank 2 1, rank 3 2"},
   };
   for (const auto& fault : faults) {
     CAPTURE(fault.place);
-    CAPTURE(fault.told);
-    CHECK(has(fault.told, fault.named));
+    CAPTURE(fault.error_of);
+    CHECK(has(fault.error_of, fault.named));
   }
   // Terms of a sum differ between ranks.
   CHECK(
-      has(told_by_loop<replicated_down>({}),
+      has(error_of_loop<replicated_down>({}),
           "the gradient of the output of last is partial over tp, so that its 2 ranks hold terms of a sum, and all of "
           "them hold the same values, which the sum would count 2 times; a value whose gradient is equal on all ranks "
           "is invariant<tp>, and not replicate<tp>"));
@@ -342,7 +342,7 @@ TEST_CASE("one different element of a parameter or a gradient on one rank, at ea
   for (const auto level : {zero_level::replicated, zero_level::optimizer, zero_level::parameters}) {
     CAPTURE(static_cast<int>(level));
     const auto parameter_of = [&](const char* name, std::int64_t element) {
-      return told(nothing, [&](run& r, bool odd) {
+      return error_of_model(nothing, [&](run& r, bool odd) {
         r.options.parallel.level = level;
         if (odd) r.named(name).value()[element] += 1e-3f;
       });
@@ -357,7 +357,7 @@ TEST_CASE("one different element of a parameter or a gradient on one rank, at ea
   }
   // After the first step: on request after a load, or in every n-th step.
   const auto later = [](value_check how, bool armed) {
-    return told(nothing, [&](run& r, bool odd) {
+    return error_of_model(nothing, [&](run& r, bool odd) {
       r.ranks.checks().set(how);
       r.before_run = [&r, odd, armed](int step) {
         if (step == 1 && armed) r.ranks.checks().arm();

@@ -212,9 +212,9 @@ TEST_CASE("a program's price falls with more ranks, and reports what has no pric
   // Ranks that share a core run one after the other.
   h = pp_::hardware_called("h100", "x");
   const auto four = layout_of(mesh_of(1, 4, 1), c, zero_level::replicated);
-  const double apart = price_of<float>(h, four, c).step();
+  const double separate = price_of<float>(h, four, c).step();
   h.cores = 1;
-  CHECK(price_of<float>(h, four, c).step() > 3 * apart);
+  CHECK(price_of<float>(h, four, c).step() > 3 * separate);
   const auto stages = layout_of(mesh_of(4, 1, 1), c, zero_level::replicated);
   const double at_once = price_of<float>(h, stages, c).step();
   h.turn = 1e-3;  // a message that has arrived waits for a core

@@ -84,18 +84,18 @@ call_workspace measured() {
 
 template <template <class> class Layer>
 void check_workspace() {
-  const call_workspace said =
+  const call_workspace predicted =
       workspace_bytes(two{2}.shape(), sizes, 0, [](const auto& ctx) { return Layer<counting_device>(ctx); });
   const call_workspace took = measured<Layer<cpu>>();
-  CHECK(said.forward == took.forward);
-  CHECK(said.backward == took.backward);
+  CHECK(predicted.forward == took.forward);
+  CHECK(predicted.backward == took.backward);
   CHECK(took.forward + took.backward > 0);
 }
 
 /// The same for a layer that returns its results.
 template <template <class> class Layer>
 void check_returned() {
-  const call_workspace said =
+  const call_workspace predicted =
       workspace_bytes(two{2}.shape(), sizes, 0, [](const auto& ctx) { return Layer<counting_device>(ctx); });
   call_workspace took;
   threads::run(2, [&](threads::communicator c) {
@@ -114,8 +114,8 @@ void check_returned() {
     const auto dx = layer.backward(ctx, x, kept, dy);
     if (w.rank() == 0) took = {between - before, static_cast<std::int64_t>(device.reserved_bytes()) - between};
   });
-  CHECK(said.forward == took.forward);
-  CHECK(said.backward == took.backward);
+  CHECK(predicted.forward == took.forward);
+  CHECK(predicted.backward == took.backward);
   CHECK(took.backward > 0);
 }
 

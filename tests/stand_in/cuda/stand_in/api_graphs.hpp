@@ -1,4 +1,4 @@
-// The runtime's functions that record streams and replay what was recorded.
+// The runtime's functions that capture streams and launch graphs.
 #pragma once
 
 #include <algorithm>

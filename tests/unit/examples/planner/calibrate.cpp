@@ -75,32 +75,32 @@ pp::measurements measured_on(const pp::hardware& h, double noise) {
   return all;
 }
 
-double apart(double a, double b) { return std::abs(a / b - 1); }
+double relative_error(double a, double b) { return std::abs(a / b - 1); }
 
 }  // namespace
 
 TEST_CASE("a calibration finds the machine that made-up measurements come from") {
   const pp::hardware truth = made_up(), found = pp::calibrated(measured_on(truth, 0));
-  CHECK(apart(found.peak[0], truth.peak[0]) < 0.02);
-  CHECK(apart(found.peak[1], truth.peak[1]) < 0.02);
-  CHECK(apart(found.product_depth, truth.product_depth) < 0.05);
-  CHECK(apart(found.product_area, truth.product_area) < 0.05);
-  CHECK(apart(found.memory_bandwidth, truth.memory_bandwidth) < 0.02);
-  CHECK(apart(found.launch, truth.launch) < 0.02);
-  CHECK(apart(found.adding_depth, truth.adding_depth) < 0.05);
-  CHECK(apart(found.attention_share, truth.attention_share) < 0.02);
-  CHECK(apart(found.attention_block, truth.attention_block) < 0.02);
-  CHECK(apart(found.activation, truth.activation) < 0.02);
+  CHECK(relative_error(found.peak[0], truth.peak[0]) < 0.02);
+  CHECK(relative_error(found.peak[1], truth.peak[1]) < 0.02);
+  CHECK(relative_error(found.product_depth, truth.product_depth) < 0.05);
+  CHECK(relative_error(found.product_area, truth.product_area) < 0.05);
+  CHECK(relative_error(found.memory_bandwidth, truth.memory_bandwidth) < 0.02);
+  CHECK(relative_error(found.launch, truth.launch) < 0.02);
+  CHECK(relative_error(found.adding_depth, truth.adding_depth) < 0.05);
+  CHECK(relative_error(found.attention_share, truth.attention_share) < 0.02);
+  CHECK(relative_error(found.attention_block, truth.attention_block) < 0.02);
+  CHECK(relative_error(found.activation, truth.activation) < 0.02);
   const pp::network_level &link = found.levels.at(0), &meant = truth.levels[0];
-  CHECK(apart(link.bandwidth, meant.bandwidth) < 0.02);
-  CHECK(apart(link.all_reduce_share, meant.all_reduce_share) < 0.02);
-  CHECK(apart(link.latency, meant.latency) < 0.05);
-  CHECK(apart(link.launch, meant.launch) < 0.05);
-  CHECK(apart(link.fill, meant.fill) < 0.05);
-  CHECK(apart(link.message_latency, meant.message_latency) < 0.02);
-  CHECK(apart(link.message_bandwidth, meant.message_bandwidth) < 0.02);
-  CHECK(apart(found.turn, truth.turn) < 0.02);
-  CHECK(apart(found.data_hidden, truth.data_hidden) < 0.02);
+  CHECK(relative_error(link.bandwidth, meant.bandwidth) < 0.02);
+  CHECK(relative_error(link.all_reduce_share, meant.all_reduce_share) < 0.02);
+  CHECK(relative_error(link.latency, meant.latency) < 0.05);
+  CHECK(relative_error(link.launch, meant.launch) < 0.05);
+  CHECK(relative_error(link.fill, meant.fill) < 0.05);
+  CHECK(relative_error(link.message_latency, meant.message_latency) < 0.02);
+  CHECK(relative_error(link.message_bandwidth, meant.message_bandwidth) < 0.02);
+  CHECK(relative_error(found.turn, truth.turn) < 0.02);
+  CHECK(relative_error(found.data_hidden, truth.data_hidden) < 0.02);
   // The result is a valid description.
   const pp::hardware read = pp::parse_hardware(pp::hardware_text(found), "x");
   CHECK(read.cores == 2);
@@ -120,10 +120,11 @@ TEST_CASE("measurements with errors of a tenth are fitted within a tenth on aver
   const pp::hardware found = pp::calibrated(all);
   double sum = 0;
   for (const pp::measured_product& p : all.products)
-    sum += apart(pp::product_seconds(found, p.kind, p.m, p.n, p.k, p.adds), p.seconds);
+    sum += relative_error(pp::product_seconds(found, p.kind, p.m, p.n, p.k, p.adds), p.seconds);
   CHECK(sum / static_cast<double>(all.products.size()) < 0.12);
   sum = 0;
-  for (const pp::measured_collective& c : all.collectives) sum += apart(pp::measured_seconds(found, c), c.seconds);
+  for (const pp::measured_collective& c : all.collectives)
+    sum += relative_error(pp::measured_seconds(found, c), c.seconds);
   CHECK(sum / static_cast<double>(all.collectives.size()) < 0.12);
 }
 
@@ -133,8 +134,8 @@ TEST_CASE("times shorter than their noise do not affect the fit of links") {
   for (pp::measured_collective& c : all.collectives)
     if (c.bytes < 1e4) c.noise = 100 * c.seconds, c.seconds = 0;
   const pp::network_level link = pp::calibrated(all).levels.at(0);
-  CHECK(apart(link.bandwidth, truth.levels[0].bandwidth) < 0.05);
-  CHECK(apart(link.launch, truth.levels[0].launch) < 0.3);
+  CHECK(relative_error(link.bandwidth, truth.levels[0].bandwidth) < 0.05);
+  CHECK(relative_error(link.launch, truth.levels[0].launch) < 0.3);
   // A machine whose ranks do not share cores measures no such pipeline, and no message may take longer.
   all.pipelines.clear();
   CHECK(pp::calibrated(all).turn == 0);

@@ -91,13 +91,13 @@ TEST_CASE("Muon's momenta in bf16 are rounded alike on every number of data rank
           equal_bits(run_made_gradients<float>({.dp = ranks, .level = level, .cut = bucket_cut::whole}, narrow), one));
   }
   // Near the full ones: rounding changes a momentum by at most 2^-7 of itself, and a direction little.
-  double squares = 0, apart = 0;
+  double squares = 0, difference = 0;
   for (std::size_t i = 0; i < one.values.size(); ++i)
     for (std::size_t k = 0; k < one.values[i].values.size(); ++k) {
       squares += std::pow(full.values[i].values[k], 2);
-      apart += std::pow(one.values[i].values[k] - full.values[i].values[k], 2);
+      difference += std::pow(one.values[i].values[k] - full.values[i].values[k], 2);
     }
-  CHECK(std::sqrt(apart / squares) < 1e-2);
+  CHECK(std::sqrt(difference / squares) < 1e-2);
 }
 
 TEST_CASE("moments take the documented bytes: 8 of an element, 4, or 2 and 2 of each block") {

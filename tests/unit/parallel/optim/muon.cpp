@@ -237,7 +237,7 @@ TEST_CASE("options out of range are refused by name") {
 }
 
 TEST_CASE("updates out of order are refused by name") {
-  const auto said = [](bool begun, int updates) {
+  const auto failure_of = [](bool begun, int updates) {
     std::string text;
     try {
       threads::run(1, [&](threads::communicator c) {
@@ -261,7 +261,7 @@ TEST_CASE("updates out of order are refused by name") {
     }
     return text;
   };
-  CHECK(said(true, 1) == "");
-  CHECK(said(false, 1).find("muon: begin_step comes before the first update") != std::string::npos);
-  CHECK(said(true, 2).find("muon: up.weight is updated twice in one step") != std::string::npos);
+  CHECK(failure_of(true, 1) == "");
+  CHECK(failure_of(false, 1).find("muon: begin_step comes before the first update") != std::string::npos);
+  CHECK(failure_of(true, 2).find("muon: up.weight is updated twice in one step") != std::string::npos);
 }
