@@ -111,20 +111,9 @@ class leaf_tree {
 };
 
 /// Returns the partial sums that remain after all neighbours among `nodes` have joined.
-inline std::vector<tree_node> joined_nodes(std::span<const tree_node> nodes, std::int64_t leaves) {
-  leaf_tree<char> tree(leaves);
-  for (const tree_node& node : nodes) tree.insert(node, 0, [](char&, char&) {});
-  std::vector<tree_node> joined;
-  for (const auto& e : tree.roots()) joined.push_back(e.node);
-  return joined;
-}
+std::vector<tree_node> joined_nodes(std::span<const tree_node> nodes, std::int64_t leaves);
 /// Returns the partial sums of a rank that has added the leaves of `ranges`.
-inline std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves) {
-  std::vector<tree_node> nodes;
-  for (const leaf_range& r : ranges)
-    for (std::int64_t leaf = r.begin; leaf < r.end; ++leaf) nodes.push_back({0, leaf});
-  return joined_nodes(nodes, leaves);
-}
+std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves);
 
 /// Returns the layout of an array's rows: without the dims of `features`.
 inline layout without_dims(layout a, const layout& features) {
@@ -255,6 +244,21 @@ constexpr bool has_feature_leaves(dim_id dim, const layout& placed) {
 }
 
 #ifndef PLAIT_COMPILED
+PLAIT_INLINE std::vector<tree_node> joined_nodes(std::span<const tree_node> nodes, std::int64_t leaves) {
+  leaf_tree<char> tree(leaves);
+  for (const tree_node& node : nodes) tree.insert(node, 0, [](char&, char&) {});
+  std::vector<tree_node> joined;
+  for (const auto& e : tree.roots()) joined.push_back(e.node);
+  return joined;
+}
+
+PLAIT_INLINE std::vector<tree_node> roots_of(std::span<const leaf_range> ranges, std::int64_t leaves) {
+  std::vector<tree_node> nodes;
+  for (const leaf_range& r : ranges)
+    for (std::int64_t leaf = r.begin; leaf < r.end; ++leaf) nodes.push_back({0, leaf});
+  return joined_nodes(nodes, leaves);
+}
+
 PLAIT_INLINE token_leaves::token_leaves(const deterministic_leaves& order, const layout& tokens, const mesh_shape& mesh,
                                         const dim_sizes& sizes, std::int64_t rank, token_grain grain, std::string name)
     : order_(order), tokens_(tokens), mesh_(mesh), sizes_(sizes), name_(std::move(name)) {

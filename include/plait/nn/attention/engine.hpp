@@ -135,7 +135,9 @@ void clear(auto& device, T* data, std::int64_t count) {
 }
 
 /// Returns the runs in pieces of `chunk` tokens, sorted by position. With a `chunk` of 0 it returns the runs unchanged.
-inline std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std::int64_t chunk) {
+std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std::int64_t chunk);
+#ifndef PLAIT_COMPILED
+PLAIT_INLINE std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std::int64_t chunk) {
   if (chunk == 0) return runs;
   std::vector<token_run> all;
   for (const token_run& run : runs)
@@ -143,6 +145,7 @@ inline std::vector<token_run> in_chunks(const std::vector<token_run>& runs, std:
   std::sort(all.begin(), all.end(), [](const token_run& a, const token_run& b) { return a.position < b.position; });
   return all;
 }
+#endif
 
 }  // namespace detail
 
