@@ -1,6 +1,7 @@
 // Tests that faults in deterministic sums change the result. The weights of a small Llama have one hash on several
-// layouts. The hash is another one if two ranks' terms are added in another order, a sum travels in bf16, each rank
-// clips by its own norm, or samples are in other leaves. scripts/trainer_deterministic.sh tests many more layouts.
+// layouts. The hash changes if two ranks' terms are added in another order or a sum travels in bf16. It also changes if
+// each rank clips by its own norm, or samples are in other leaves. scripts/trainer_deterministic.sh tests many more
+// layouts.
 #include <doctest/doctest.h>
 
 #include <cstdint>

@@ -26,9 +26,9 @@ void check_relative(double got, double expected, double bound) {
   CHECK(std::abs(got - expected) <= bound * std::abs(expected));
 }
 
-/// Bounds for steps in bf16. Every activation and its gradient is rounded by at most 2^-8 = 0.004 of itself, about ten
-/// times between the embedding and a gradient, up or down at random. AdamW divides gradients by their size, so weights
-/// differ by a share of their change. Measured: at most 0.2 (losses) to 0.55 (gradients) of the bounds.
+/// Bounds for steps in bf16. Every activation and its gradient is rounded by at most 2^-8 = 0.004 of itself, up or down
+/// at random. This happens about ten times between the embedding and a gradient. AdamW divides gradients by their size,
+/// so weights differ by a share of their change. Measured: at most 0.2 (losses) to 0.55 (gradients) of the bounds.
 void check_near(const rank_outcome& one, const rank_outcome& got) {
   REQUIRE(got.steps.size() == one.steps.size());
   for (std::size_t i = 0; i < one.steps.size(); ++i) {

@@ -1,6 +1,6 @@
 // timeout: 300
-// A Llama with experts, a shared expert and auxiliary losses equals one rank in double on every mesh of dp x ep x cp x
-// tp of up to 16 ranks. Tests every ZeRO level and every mode of recomputation, and pipelines.
+// A Llama with experts, a shared expert and auxiliary losses equals one rank in double. Meshes are dp x ep x cp x tp of
+// up to 16 ranks. Tests every ZeRO level and every mode of recomputation, and pipelines.
 #include "plait/models/mixture_llama.hpp"
 
 #include <doctest/doctest.h>

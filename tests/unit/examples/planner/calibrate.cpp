@@ -64,8 +64,8 @@ pp::measurements measured_on(const pp::hardware& h, double noise) {
         c.seconds = off(pp::measured_seconds(h, c));
         all.collectives.push_back(c);
       }
-  // 1F1B with 4 stages on 2 cores: all the work on them, one forward and one backward pass of the two end stages during
-  // which one core is idle, and 2 (p - 1) + m - p messages one after the other.
+  // 1F1B with 4 stages on 2 cores. The time is all the work on both cores, then one forward and one backward pass of
+  // the two end stages with an idle core. Then 2 (p - 1) + m - p messages follow one after the other.
   for (const double pass : {1e-3, 8e-3})
     all.pipelines.push_back({4, 8, off(4 * 8 * 2 * pass / 2 + 2 * pass / 2 + 10 * h.turn), 4 * 8 * 2 * pass / 2});
   for (const double alone : {1e-3, 1e-2}) {
