@@ -83,10 +83,9 @@ struct layout {
     return list;
   }
 
-  /// Gives `axis` a state other than varying. It must shard no dim.
+  /// Gives `axis` a state other than varying; it then shards no dim.
   constexpr void set(axis_id axis, state s) {
-    for (axis_list* set : {&replicated, &partial, &invariant})
-      if (const int i = set->find(axis); i >= 0) set->erase(static_cast<std::size_t>(i));
+    remove(axis);
     axis_list& target = s == state::replicated ? replicated : s == state::partial ? partial : invariant;
     std::size_t at = 0;
     while (at < target.size() && before(target[at], axis)) ++at;
@@ -94,12 +93,20 @@ struct layout {
   }
   /// Shards `dim` over `axis`, inside the axes that already shard it.
   constexpr void append(dim_id dim, axis_id axis) {
-    for (axis_list* set : {&replicated, &partial, &invariant})
-      if (const int i = set->find(axis); i >= 0) set->erase(static_cast<std::size_t>(i));
+    remove(axis);
     dims[static_cast<std::size_t>(find(dim))].axes.push_back(axis);
   }
 
   friend constexpr bool operator==(const layout&, const layout&) = default;
+
+ private:
+  constexpr void remove(axis_id axis) {
+    const auto remove_from = [&](axis_list& list) {
+      if (const int i = list.find(axis); i >= 0) list.erase(static_cast<std::size_t>(i));
+    };
+    for (dim_placement& p : dims) remove_from(p.axes);
+    for (axis_list* set : {&replicated, &partial, &invariant}) remove_from(*set);
+  }
 };
 
 /// Whether two layouts are equal. A mentioned invariant axis equals an unmentioned one.

@@ -208,10 +208,6 @@ class plan_search {
 
   constexpr layout layout_of(const arrangement& x) const {
     layout a = from_;
-    for (std::size_t i = 0; i < count_; ++i) {
-      for (dim_placement& p : a.dims)
-        if (const int at = p.axes.find(moving_[i]); at >= 0) p.axes.erase(static_cast<std::size_t>(at));
-    }
     for (std::int8_t order = 0; order < static_cast<std::int8_t>(count_); ++order)
       for (std::size_t i = 0; i < count_; ++i)
         if (x.place[i] >= first_dim && x.order[i] == order)
@@ -477,13 +473,10 @@ constexpr bool plan_alike(plan& result, const axis_list& moving) {
       if (moving.contains(axis)) axes.push_back(axis);
     if (axes.empty()) continue;
     for (axis_id axis : axes) {
-      if (t == state::varying) {
+      if (t == state::varying)
         current.append(p.dim, axis);
-      } else {
-        axis_list& there = current.dims[static_cast<std::size_t>(current.find(p.dim))].axes;
-        there.erase(static_cast<std::size_t>(there.find(axis)));
+      else
         current.set(axis, t);
-      }
     }
     result.steps.push_back({transition(s, t), axes, p.dim, s, t, current});
   }

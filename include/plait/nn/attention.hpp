@@ -93,7 +93,7 @@ class head_norms {
     return out;
   }
   static layout with_all_heads(layout a) {
-    const axis_list axes = std::exchange(a.dims[2].axes, {});
+    const axis_list axes = a.dims[2].axes;
     for (axis_id axis : axes) a.set(axis, state::invariant);
     return a;
   }

@@ -56,23 +56,14 @@ struct mixture_derivation {
 /// tokens. The gradients on such axes are therefore terms of a sum.
 constexpr layout seen_by_experts(layout a, const layout& weight) {
   for (axis_id axis : union_of(weight.dims[0].axes, weight.dims[1].axes)) {
-    const dim_id dim = a.sharded_by(axis);
-    if (dim && weight.dims[1].axes.contains(axis)) {
-      axis_list& axes = a.dims[static_cast<std::size_t>(a.find(dim))].axes;
-      axes.erase(static_cast<std::size_t>(axes.find(axis)));
-    }
-    if (!a.sharded_by(axis)) a.set(axis, state::replicated);
+    if (!a.sharded_by(axis) || weight.dims[1].axes.contains(axis)) a.set(axis, state::replicated);
   }
   return a;
 }
 
 /// The layout of rows after they move from the ranks of their tokens to the ranks of their experts.
 constexpr layout with_experts(layout rows, const axis_list& experts_axes) {
-  for (axis_id axis : experts_axes) {
-    axis_list& slots = rows.dims[1].axes;
-    if (const int at = slots.find(axis); at >= 0) slots.erase(static_cast<std::size_t>(at));
-    rows.append(mixture_dims.experts, axis);
-  }
+  for (axis_id axis : experts_axes) rows.append(mixture_dims.experts, axis);
   return rows;
 }
 
@@ -109,11 +100,7 @@ constexpr mixture_derivation derive_mixture(const layout& input, const layout& w
   d.made = next.result;
   d.verdict.worsen(next.verdict);
   d.returned = d.made;
-  for (axis_id axis : d.moved) {
-    axis_list& axes = d.returned.dims[0].axes;
-    axes.erase(static_cast<std::size_t>(axes.find(axis)));
-    d.returned.append(mixture_dims.slot, axis);
-  }
+  for (axis_id axis : d.moved) d.returned.append(mixture_dims.slot, axis);
   next = combine_rows(d.returned, d.weights, mixture_dims);
   d.result = next.result;
   d.verdict.worsen(next.verdict);

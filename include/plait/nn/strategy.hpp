@@ -273,11 +273,7 @@ constexpr layout inside_branch(const layout& residual, const layout& own, const 
   const axis_list features = a.dims.back().axes;
   a.dims.pop_back();
   for (axis_id axis : features) a.set(axis, state::invariant);
-  for (axis_id axis : axes) {
-    for (dim_placement& p : a.dims)
-      if (const int at = p.axes.find(axis); at >= 0) p.axes.erase(static_cast<std::size_t>(at));
-    a.set(axis, state::replicated);
-  }
+  for (axis_id axis : axes) a.set(axis, state::replicated);
   for (const dim_placement& p : own.dims) {
     a.dims.push_back({p.dim, {}});
     for (axis_id axis : p.axes) a.append(p.dim, axis);
@@ -567,11 +563,7 @@ template <class S, state State>
 struct branch_boundary {
   static constexpr layout value = [] {
     layout a = layout_v<typename S::residual>;
-    for (axis_id axis : sharding_axes(layout_v<spec<typename S::query_heads>>)) {
-      for (dim_placement& p : a.dims)
-        if (const int at = p.axes.find(axis); at >= 0) p.axes.erase(static_cast<std::size_t>(at));
-      a.set(axis, State);
-    }
+    for (axis_id axis : sharding_axes(layout_v<spec<typename S::query_heads>>)) a.set(axis, State);
     return a;
   }();
 };

@@ -24,10 +24,8 @@ namespace plait {
 template <class E, class Precision, compute_device Device>
 std::vector<E> gather_whole(const context<Device>& ctx, const parameter<Precision, Device>& p, const E* values) {
   layout whole = p.stored();
-  for (dim_placement& d : whole.dims) {
+  for (const dim_placement& d : p.stored().dims)
     for (axis_id axis : d.axes) whole.set(axis, state::invariant);
-    d.axes = {};
-  }
   const ready_plan gather(p.stored(), whole, ctx.ranks, p.sizes(), "gathering " + p.name());
   buffer<Device> part;
   if (auto* const storage = p.storage(); storage && !storage->axes().empty()) {

@@ -31,11 +31,7 @@ using on_source_t = spec_from<on_source_value<Spec>, Spec, spec<source_seq>>;
 /// The layout of a memory that all queries see: whole along its sequence, and replicated over the axes of heads and of
 /// context parallelism.
 constexpr layout seen_by_all(layout memory, const axis_list& axes) {
-  for (axis_id axis : axes) {
-    for (dim_placement& p : memory.dims)
-      if (const int at = p.axes.find(axis); at >= 0) p.axes.erase(static_cast<std::size_t>(at));
-    memory.set(axis, state::replicated);
-  }
+  for (axis_id axis : axes) memory.set(axis, state::replicated);
   return memory;
 }
 

@@ -56,10 +56,6 @@ constexpr void gather_for(layout& gathered, const layout& input, const layout& w
         v.worsen({layout_error::contraction_sharded, axis, there, state::varying, state::varying});
         continue;
       }
-      if (there) {
-        axis_list& axes = gathered.dims[static_cast<std::size_t>(gathered.find(there))].axes;
-        axes.erase(static_cast<std::size_t>(axes.find(axis)));
-      }
       if (summed)
         gathered.append(p.dim, axis);
       else

@@ -46,7 +46,6 @@ class expert_capacity {
       fail({name, ": its tokens lie in zigzag order (zseq), and expert_limit::order does not say which"});
     layout whole = choice;
     for (axis_id axis : choice.dims[1].axes) whole.set(axis, state::invariant);
-    whole.dims[1].axes = {};
     gather_ = ready_plan(choice, whole, ctx.ranks, sizes, name);
     const box here = local_box(choice, ctx.ranks.shape(), sizes, ctx.ranks.rank());
     samples_ = here.local[0], first_ = here.offset[1], length_ = here.local[1], chosen_ = here.local[2];
