@@ -29,6 +29,9 @@ inline plait::llama_options model_options(const setup& s) {
   const plait::lora_options adapter{.rank = opt.lora,
                                     .scale = opt.lora > 0 ? opt.lora_alpha / static_cast<double>(opt.lora) : 1};
   const plait::mlp_lora three{.gate = adapter, .up = adapter, .down = adapter};
+  const plait::balance_over over = opt.balance_over == "step"         ? plait::balance_over::step
+                                   : opt.balance_over == "microbatch" ? plait::balance_over::microbatch
+                                                                      : plait::balance_over::sequence;
   return {.keep = s.recompute,
           .dropout = opt.dropout,
           .loss = {.label_smoothing = opt.label_smoothing, .z_loss = opt.z_loss},
@@ -38,7 +41,7 @@ inline plait::llama_options model_options(const setup& s) {
                         .lora = {.q = adapter, .k = adapter, .v = adapter, .o = adapter}},
           .mlp = opt.lora_linears != "attention" ? three : plait::mlp_lora{},
           .experts = opt.mixture && opt.lora_linears == "all" ? three : plait::mlp_lora{},
-          .mixture_losses = {.balance = {opt.balance_loss}, .z_loss = opt.router_z_loss},
+          .mixture_losses = {.balance = {opt.balance_loss, over}, .z_loss = opt.router_z_loss},
           .expert_limit = opt.expert_limit,
           .expert_bias_rate = opt.expert_bias_rate,
           .overlap = opt.tensor_overlap};

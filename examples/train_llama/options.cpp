@@ -741,7 +741,11 @@ void add_training(option_list& list, options& opt) {
   list.add("--loss-chunks", opt.loss_chunks, 1, 1 << 20,
            "chunks of a microbatch's tokens; only one chunk at a time has its logits in memory");
   list.add("--balance-loss", opt.balance_loss, 0, 1e6,
-           "weight of the loss that keeps the experts of each sequence evenly chosen");
+           "weight of the loss that keeps experts evenly chosen, over the tokens of --balance-over");
+  list.choice(
+      "--balance-over", opt.balance_over, {"sequence", "microbatch", "step"},
+      "tokens over which --balance-loss counts choices: each sequence, each microbatch on all ranks, or the step "
+      "(by the counts of the step before); only microbatch depends on the number of microbatches");
   list.add("--router-z-loss", opt.router_z_loss, 0, 1e6, "weight of lse^2 of the experts' scores");
   list.add("--expert-bias-rate", opt.expert_bias_rate, 0, 1e6,
            "change per step of the biases that balance experts without a loss");

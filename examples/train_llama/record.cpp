@@ -319,12 +319,12 @@ std::string saved_text(const plait::loaded_state& loaded, const char* scalar) {
 }
 
 std::string training_text(const setup& s) {
-  constexpr std::string_view names[] = {"--strategy",      "--optimizer",       "--muon-momentum", "--muon-scale",
-                                        "--muon-lr-ratio", "--weight-decay",    "--clip",          "--dropout",
-                                        "--documents",     "--label-smoothing", "--z-loss",        "--precision",
-                                        "--gradients",     "--moments",         "--reduce-in",     "--deterministic",
-                                        "--on-nonfinite",  "--end-of-document", "--balance-loss",  "--router-z-loss",
-                                        "--expert-limit",  "--expert-bias-rate"};
+  constexpr std::string_view names[] = {
+      "--strategy",      "--optimizer",    "--muon-momentum",   "--muon-scale",   "--muon-lr-ratio",
+      "--weight-decay",  "--clip",         "--dropout",         "--documents",    "--label-smoothing",
+      "--z-loss",        "--precision",    "--gradients",       "--moments",      "--reduce-in",
+      "--deterministic", "--on-nonfinite", "--end-of-document", "--balance-loss", "--balance-over",
+      "--router-z-loss", "--expert-limit", "--expert-bias-rate"};
   std::string text = fmt::format("--global-batch {}", s.microbatches * s.sequences);
   for (const auto& [key, value] : model_settings(s.config))
     text += fmt::format("{}{}{} {}", between, of_model, key, value);

@@ -606,6 +606,8 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
                                       {"--expert-bias-rate", opt.expert_bias_rate}})
     if (!opt.mixture && value != 0)
       reject("{} {} is for models with experts, and this one has none; legal is 0", option, value);
+  if (opt.balance_over != "sequence" && opt.balance_loss == 0)
+    reject("--balance-over {} is for a --balance-loss, which is 0; legal is sequence", opt.balance_over);
   if (!opt.mixture) return;
   if (c.mixture.experts < ep)
     reject("--mesh {}: ep={} is more than the model's num_experts, which is {}", opt.mesh, ep, c.mixture.experts);

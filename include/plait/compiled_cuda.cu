@@ -23,6 +23,11 @@
   PLAIT_LAUNCHER(activation_forward<activation_function::function, T>) \
   PLAIT_LAUNCHER(activation_backward<activation_function::function, T>)
 
+/// The launchers of a balance loss by counts, or relative numbers, of this type.
+#define PLAIT_ROUTER_LOSSES_OF(T, Count) \
+  PLAIT_LAUNCHER(router_loss<T, Count>)  \
+  PLAIT_LAUNCHER(add_router_loss_gradient<T, Count>)
+
 /// The launchers for activations or weights of T, with statistics and gradients of weights of S.
 #define PLAIT_LAUNCHERS_OF(T, S)                      \
   PLAIT_LAUNCHERS_OF_IDS(T, S, std::int64_t)          \
@@ -55,8 +60,8 @@
   PLAIT_LAUNCHER(cross_entropy_max<T>)                \
   PLAIT_LAUNCHER(choose_experts<T, S, S>)             \
   PLAIT_LAUNCHER(choose_experts_backward<T, S>)       \
-  PLAIT_LAUNCHER(router_loss<T>)                      \
-  PLAIT_LAUNCHER(add_router_loss_gradient<T>)         \
+  PLAIT_ROUTER_LOSSES_OF(T, std::int32_t)             \
+  PLAIT_ROUTER_LOSSES_OF(T, S)                        \
   PLAIT_LAUNCHER(take_rows<T>)                        \
   PLAIT_LAUNCHER(sum_rows<T, S>)                      \
   PLAIT_LAUNCHER(sum_rows_backward<T, S>)             \
@@ -132,6 +137,7 @@ PLAIT_LAUNCHER(digest<std::int32_t>)
 
 // Values in bf16 without masters.
 PLAIT_LAUNCHER(choose_experts<bf16, bf16, float>)
+PLAIT_ROUTER_LOSSES_OF(bf16, bf16)
 PLAIT_LAUNCHER(adamw_update<bf16, float, bf16, float>)
 PLAIT_LAUNCHER(adamw_update<bf16, float, bf16, bf16>)
 PLAIT_LAUNCHER(adamw_update<bf16, float, bf16, std::uint8_t>)

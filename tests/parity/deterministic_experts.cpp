@@ -29,13 +29,13 @@ using outcome = std::pair<std::uint64_t, std::uint64_t>;
 
 /// Three steps of a small Llama whose router has biases, auxiliary losses and a limit.
 template <class T, class S>
-outcome train(const layout_of_run& l) {
+outcome train(const layout_of_run& l, balance_over over = balance_over::sequence) {
   const typename S::mesh mesh{l.dp, l.ep, l.cp, l.tp, 1};
   llama_config config{.vocab = 61, .hidden = 32, .layers = 2, .heads = 8, .kv_heads = 4, .head_dim = 4, .ffn = 16};
   config.mixture = {.experts = 8, .router = {.chosen = 3}, .shared_ffn = 16, .shared_gate = true};
   config.mixture.router.scores = kernels::expert_scores::sigmoid, config.mixture.correction_bias = true;
   const llama_options how{
-      .mixture_losses = {.balance = {0.1}, .z_loss = 0.01}, .expert_limit = 1.25, .expert_bias_rate = 0.05};
+      .mixture_losses = {.balance = {0.1, over}, .z_loss = 0.01}, .expert_limit = 1.25, .expert_bias_rate = 0.05};
   outcome made{};
   threads::run(static_cast<int>(mesh.size()), [&](threads::communicator ranks) {
     world w(mesh.shape(), any_communicator(ranks));
@@ -110,6 +110,12 @@ TEST_CASE("one hash on ranks with unequally many experts or leaves") {
     CHECK(train<float, megatron_experts>(l) == one);
   }
   CHECK(train<float, experts_over_tp<megatron_experts>>({1, 1, 1, 3}) == one);
+}
+
+TEST_CASE("a balance over steps, for any number of microbatches") {
+  const outcome one = train<float, megatron_experts>(alone, balance_over::step);
+  CHECK(train<float, megatron_experts>({1, 4, 1, 1, 2}, balance_over::step) == one);
+  CHECK(train<float, megatron_experts>({2, 2, 1, 2, 1, zero_level::parameters}, balance_over::step) == one);
 }
 
 TEST_CASE("in bf16") {

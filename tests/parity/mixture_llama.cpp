@@ -5,9 +5,14 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "plait/core/tensor_names.hpp"
 #include "plait/schedule/generators.hpp"
 #include "support/model_parity.hpp"
 
@@ -42,17 +47,20 @@ llama_config tiny_dots() {
   return c;
 }
 
+constexpr double bias_rate = 0.03125;
+
 template <class S>
-auto maker(llama_config config, layer_recompute keep = {}, double limit = 0, std::int64_t rank = 0) {
+auto maker(llama_config config, layer_recompute keep = {}, double limit = 0, std::int64_t rank = 0,
+           balance_over over = balance_over::sequence) {
   return [=](const auto& ctx, stage_layers part, auto first) {
     using model = mixture_llama<double, S, device_of<decltype(ctx)>>;
     const lora_options adapter{.rank = rank, .scale = 2, .init = {0, 0.3}};
     const llama_options options{.keep = keep,
                                 .mlp = {.gate = adapter, .up = adapter, .down = adapter},
                                 .experts = {.gate = adapter, .up = adapter, .down = adapter},
-                                .mixture_losses = {.balance = {0.1}, .z_loss = 0.01},
+                                .mixture_losses = {.balance = {0.1, over}, .z_loss = 0.01},
                                 .expert_limit = limit,
-                                .expert_bias_rate = config.mixture.correction_bias ? 0.05 : 0};
+                                .expert_bias_rate = config.mixture.correction_bias ? bias_rate : 0};
     auto made = std::make_unique<model>(ctx, config, options, part, first);
     if (rank > 0) freeze_all_but_adapters(*made);
     return made;
@@ -131,12 +139,64 @@ TEST_CASE("experts over the tensor-parallel axes, without a gate, with norms of 
             .text() == "");
 }
 
-TEST_CASE("pipelines with a stage without experts") {
+TEST_CASE("experts balanced by a bias and a loss over steps, which recomputation and microbatches do not change") {
+  model_setup how = setup(tiny_dots());
+  how.steps = 5, how.clip = 0;
+  auto make = maker<megatron_experts>(tiny_dots(), {}, 0, 0, balance_over::step);
+  auto again = maker<experts_over_tp<megatron_experts>>(tiny_dots(), {recompute::full}, 0, 0, balance_over::step);
+  findings found;
+  const model_outcome one = train_alone(mesh_of(1, 1, 1, 1), how, make, found);
+  int states = 0;
+  for (const named_values& w : one.weights) {
+    double most = 0, sum = 0;
+    for (const double x : w.values) most = std::max(most, std::abs(x)), sum += x;
+    if (is_last_load(w.name)) {
+      ++states;
+      CHECK(most > 1.01);
+      CHECK(sum == doctest::Approx(8).epsilon(1e-12));
+    } else if (w.name.ends_with("e_score_correction_bias")) {
+      ++states;
+      CHECK((most >= 3 * bias_rate && most <= 5 * bias_rate));
+      for (const double b : w.values) CHECK(b / bias_rate == std::round(b / bias_rate));  // a whole number of changes
+    }
+  }
+  CHECK(states == 2);
+  for (const mesh_shape& mesh : {mesh_of(1, 2, 1, 1), mesh_of(2, 2, 2, 2)})
+    found.add(check_model_on(mesh, how, one, make), "none");
+  how.microbatches = 4;
+  found.add(check_model_on(mesh_of(1, 4, 1, 2), how, one, again), "recomputation, 4 microbatches");
+  using whole = mesh<axis<dp>, axis<pp>, axis<ep>, axis<cp>, axis<tp>, axis<tp_rep>>;
+  const schedule plan = make_schedule<one_f_one_b>(2, 4);
+  found.add(check_model_on(whole{1, 2, 2, 1, 2, 1}.shape(), how, one, make, &plan), "pipeline");
+  how.microbatches = 1, how.parallel.parallel.level = zero_level::parameters;
+  found.add(check_model_on(mesh_of(2, 1, 2, 1), how, one, make), "ZeRO 3, 1 microbatch");
+  CHECK(found.text() == "");
+}
+
+// The first update makes weights so large that the gradients of later steps are not finite.
+TEST_CASE("a skipped step changes no state of a router") {
+  model_setup how = setup(tiny_dots());
+  auto make = maker<megatron_experts>(tiny_dots(), {}, 0, 0, balance_over::step);
+  const auto states_after = [&](std::int64_t steps) {
+    how.steps = steps, how.learning_rate = 1e300;
+    const model_outcome one = std::move(train_on(mesh_of(1, 1, 1, 1), how, make)[0]);
+    for (std::size_t i = 0; i < one.steps.size(); ++i) CHECK(one.steps[i].skipped == (i > 0));
+    std::vector<std::vector<double>> states;
+    for (const named_values& w : one.weights)
+      if (is_last_load(w.name) || w.name.ends_with("e_score_correction_bias")) states.push_back(w.values);
+    return states;
+  };
+  const auto after_one = states_after(1);
+  CHECK(after_one.size() == 2);
+  CHECK(states_after(3) == after_one);
+}
+
+TEST_CASE("pipelines with a stage without experts, and a balance over microbatches") {
   llama_config config = tiny_dots();
   config.layers = 4;
   model_setup how = setup(config);
   how.microbatches = 4;
-  auto make = maker<megatron_experts>(config);
+  auto make = maker<megatron_experts>(config, {}, 0, 0, balance_over::microbatch);
   findings found;
   const model_outcome one = train_alone(mesh_of(1, 1, 1, 1), how, make, found);
   using whole = mesh<axis<dp>, axis<pp>, axis<ep>, axis<cp>, axis<tp>, axis<tp_rep>>;

@@ -45,21 +45,25 @@ void print_all() {
 }
 
 /// The kernels of a router of 256 experts in 8 groups, as in DeepSeek-V3.
-void print_router(const char* types, const char* choice, std::size_t number) {
+void print_router(const char* types, const char* choice, const char* counted, std::size_t number) {
   const std::size_t bytes = 256 * number;
   std::printf("choose_for_tokens<%s> %d %zu\n", choice, warp_lanes, bytes_to_choose(256, 8, number));
   std::printf("choose_for_tokens_backward<%s> %d %zu\n", types, warp_lanes, 2 * bytes);
-  std::printf("router_losses_of<%s> %d %zu\n", types, warp_lanes, bytes);
-  std::printf("add_router_gradients<%s> %d %zu\n", types, warp_lanes, bytes);
+  for (const char* losses : {choice, counted}) {
+    std::printf("router_losses_of<%s> %d %zu\n", losses, warp_lanes, bytes);
+    std::printf("add_router_gradients<%s> %d %zu\n", losses, warp_lanes, bytes);
+  }
 }
 
 }  // namespace
 
 int main() {
-  print_router("float, float", "float, float, float", sizeof(float));
-  print_router("bf16, float", "bf16, float, float", sizeof(float));
+  print_router("float, float", "float, float, float", "float, int, float", sizeof(float));
+  print_router("bf16, float", "bf16, float, float", "bf16, int, float", sizeof(float));
   std::printf("choose_for_tokens<bf16, bf16, float> %d %zu\n", warp_lanes, bytes_to_choose(256, 8, sizeof(float)));
-  print_router("double, double", "double, double, double", sizeof(double));
+  std::printf("router_losses_of<bf16, bf16, float> %d %zu\n", warp_lanes, 256 * sizeof(float));
+  std::printf("add_router_gradients<bf16, bf16, float> %d %zu\n", warp_lanes, 256 * sizeof(float));
+  print_router("double, double", "double, double, double", "double, int, double", sizeof(double));
   print_all<64>();
   print_all<128>();
   print_all<256>();

@@ -46,6 +46,7 @@ refused '--mesh ep=2 has ep=2, and the model has no experts; legal is ep=1' --me
 refused "--mesh ep=9: ep=9 is more than the model's num_experts, which is 8" --model tiny-experts --mesh ep=9
 refused '--strategy tp is not supported for models with experts; legal is sp' --model tiny-experts --strategy tp
 refused '--balance-loss 0.01 is for models with experts, and this one has none; legal is 0' --balance-loss 0.01
+refused '--balance-over step is for a --balance-loss, which is 0; legal is sequence' --balance-over step
 refused '--expert-limit 1 is for models with experts' --expert-limit 1
 refused '--expert-bias-rate 0.1 is for models whose router has biases, and this one has none; legal is 0, or a model such as tiny-dots1' --model tiny-experts --expert-bias-rate 0.1
 refused '--loss-chunks 65: each rank has 64 positions of a sequence; legal are 1 to 64' --mesh tp=2 --seq 128 --loss-chunks 65

@@ -33,7 +33,7 @@ for model in mixtral qwen3_moe dots1 olmoe; do
   begun "$model" "$models/llama_$model" --steps 0 --mesh pp=2,ep=2,tp=2 --export-hf "out_$model"
   same_tensors "$models/llama_$model" "out_$model"
 done
-losses="--balance-loss 0.1 --router-z-loss 0.01 --expert-limit 1.5 --expert-bias-rate 0.01"
+losses="--balance-loss 0.1 --balance-over step --router-z-loss 0.01 --expert-limit 1.5 --expert-bias-rate 0.01"
 # shellcheck disable=SC2086
 begun experts "$models/llama_dots1" --steps 4 --lr-schedule constant $losses
 # shellcheck disable=SC2086

@@ -28,6 +28,7 @@
 #include "plait/comm/host_values.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/tensor_names.hpp"
 #include "plait/core/text.hpp"
 #include "plait/device/device.hpp"
 #include "plait/io/byte_buffer.hpp"
@@ -499,7 +500,7 @@ class state_loader {
       const std::string name = stored_name(h);
       const auto found = by_name_.find(name);
       if (found == by_name_.end()) {
-        if (rules_.may_miss && rules_.may_miss(h.name)) continue;
+        if (is_last_load(h.name) || (rules_.may_miss && rules_.may_miss(h.name))) continue;
         missing.push_back(name);
         continue;
       }
@@ -521,7 +522,8 @@ class state_loader {
       bool known = false;
       for (std::size_t r = 0; r < all.size() / count; ++r) known = known || all[r * count + i] != 0;
       const std::string& name = saved_.tensors[i].name;
-      if (!known && !(rules_.may_ignore && rules_.may_ignore(name))) unexpected.push_back(name);
+      const bool may_ignore = is_last_load(name) || (rules_.may_ignore && rules_.may_ignore(name));
+      if (!known && !may_ignore) unexpected.push_back(name);
     }
     agree_on(ctx_.device, ranks_, mismatch_text(missing, unexpected, wrong), cat({"checkpoint: '", path_, "': "}));
     held = std::move(found_ones);

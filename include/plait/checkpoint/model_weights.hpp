@@ -27,6 +27,7 @@
 #include "plait/core/box.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/tensor_names.hpp"
 #include "plait/core/text.hpp"
 #include "plait/core/types.hpp"
 #include "plait/io/atomic_file.hpp"
@@ -192,6 +193,7 @@ void load_weights(const context<Device>& ctx, Model& model, std::span<const weig
   };
   detail::wanted_tensors wanted;
   model.visit([&](auto& p) {
+    if (is_last_load(p.name())) return;
     wanted.names.insert(fnv1a(p.name()));
     const weight_tensor* const entry = find(p.name());
     if (!entry)
@@ -221,7 +223,9 @@ void load_weights(const context<Device>& ctx, Model& model, std::span<const weig
   if (!unexpected.empty()) add(cat({"tensors that belong to no parameter of the model: ", detail::quoted(unexpected)}));
   for (std::size_t i = 0; i < std::min<std::size_t>(wanted.misfits.size(), 20); ++i) add(wanted.misfits[i]);
   if (!problems.empty()) fail(source + problems);
-  model.visit([&](auto& p) { load_parameter(ctx, p, *find(p.name()), source); });
+  model.visit([&](auto& p) {
+    if (!is_last_load(p.name())) load_parameter(ctx, p, *find(p.name()), source);
+  });
 }
 
 template <compute_device Device, class Model>
@@ -408,7 +412,7 @@ void write_weights(const context<Device>& ctx, Model& model, const safetensors_s
   detail::weight_writer writer(shards, folder, field);
   std::vector<std::byte> converted_run;
   model.visit([&](auto& p) {
-    if (is_of_adapter(p.name())) return;
+    if (is_of_adapter(p.name()) || is_last_load(p.name())) return;
     using master = typename std::remove_cvref_t<decltype(p)>::master_type;
     const auto adapter = adapters.find(p.name());
     const weight_place there = place(p.name());

@@ -26,6 +26,7 @@
 #include "plait/checkpoint/safetensors.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/tensor_names.hpp"
 #include "plait/core/types.hpp"
 #include "plait/io/byte_buffer.hpp"
 #include "plait/io/crc32c.hpp"
@@ -685,9 +686,6 @@ class flat_reader {
   std::map<std::uint32_t, std::uint32_t> sums_;  ///< checksums, by box, of boxes that are read in parts
 };
 
-/// Returns whether a tensor of this name belongs to an optimizer.
-inline bool is_of_optimizer(std::string_view name) { return name.starts_with("optim."); }
-
 namespace detail {
 
 /// Returns in words how the tensors of a step differ from a model's tensors; an empty text if they do not.
@@ -718,7 +716,7 @@ inline std::vector<const stored_tensor*> tensors_of_step(const manifest& saved,
   for (const safetensors_declaration& w : wanted) {
     const auto at = there.find(w.name);
     if (at == there.end()) {
-      missing.push_back(w.name);
+      if (!is_last_load(w.name)) missing.push_back(w.name);
       continue;
     }
     if (at->second->shape != w.shape)
@@ -727,7 +725,8 @@ inline std::vector<const stored_tensor*> tensors_of_step(const manifest& saved,
     found.push_back(at->second);
     there.erase(at);
   }
-  for (const auto& [name, tensor] : there) unexpected.emplace_back(name);
+  for (const auto& [name, tensor] : there)
+    if (!is_last_load(name)) unexpected.emplace_back(name);
   const std::string problem = detail::mismatch_text(missing, unexpected, wrong);
   if (!problem.empty()) fail({source, ": ", problem});
   return found;

@@ -18,6 +18,7 @@
 #include "plait/checkpoint/step_data.hpp"
 #include "plait/core/compiled.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/tensor_names.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/io/posix_file_system.hpp"
@@ -61,7 +62,7 @@ void export_hugging_face(const context<Device>& ctx, any_communicator& all, Mode
   const safetensors_dtype dtype = how.dtype.value_or(safetensors_dtype_of(dtype_of<master_of<precision>>));
   const std::string source = cat({how.field, ": '", path, "'"});
   std::vector<safetensors_declaration> tensors = shapes_of(ctx, model, dtype);
-  std::erase_if(tensors, [](const safetensors_declaration& t) { return is_of_adapter(t.name); });
+  std::erase_if(tensors, [](const auto& t) { return is_of_adapter(t.name) || is_last_load(t.name); });
   // Every rank has equal tensors, and so the same error.
   const safetensors_shards shards(declared_in_order(tensors, how.order, config, source), how.shard_bytes, source);
   std::optional<atomic_folder> folder;

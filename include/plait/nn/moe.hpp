@@ -17,6 +17,7 @@
 
 #include "plait/comm/host_values.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/tensor_names.hpp"
 #include "plait/deterministic/experts.hpp"
 #include "plait/device/range.hpp"
 #include "plait/kernels/kernels.hpp"
@@ -305,7 +306,9 @@ struct moe_options {
 /// the width. A policy or strategy may name the exchange (`expert_exchange`); all_to_all_exchange is the default. The
 /// router's weight, [experts, hidden], is on all ranks. Parameters are named `NAME.gate.weight`,
 /// `NAME.experts.gate_proj.weight`, `NAME.experts.up_proj.weight` and `NAME.experts.down_proj.weight`. With a
-/// `bias_rate` there is also `NAME.gate.e_score_correction_bias` [experts], which has no gradient.
+/// `bias_rate` there is also `NAME.gate.e_score_correction_bias` [experts], which has no gradient. With
+/// `balance_over::step` there is also `NAME.gate.last_load` [experts]: how often the last step chose each expert,
+/// divided by the mean. It begins as 1, also if a checkpoint does not have it. Directories of weights never have it.
 ///
 /// A forward pass waits once for its device to get the counts of rows, so a graph cannot record it.
 template <class Precision, class Policy, compute_device Device = cpu>
@@ -364,6 +367,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
         counts_(std::make_shared<detail::router_counts<Device>>(ctx, layout_v<scores>, how.router, how.limit.factor > 0,
                                                                 name)),
         bias_(correction_bias(ctx, name)),
+        last_load_(last_load(ctx, name)),
         gate_(weight(ctx, name + ".experts.gate_proj.weight", derived.up, derived.at_experts)),
         up_(weight(ctx, name + ".experts.up_proj.weight", derived.up, derived.at_experts)),
         down_(weight(ctx, name + ".experts.down_proj.weight", derived.down, derived.inside)) {
@@ -394,7 +398,8 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     s.stamp = stamp;
     s.scored = router_.forward(mb, x, keep ? &s.router : nullptr);
     choose(mb, s);
-    s.counts = losses_.forward(mb, s.scored.data(), s.choice.template data<std::int32_t>(), keep != nullptr);
+    s.counts = losses_.forward(mb, s.scored.data(), s.choice.template data<std::int32_t>(), values_of(last_load_),
+                               keep != nullptr);
     if (!keep && mb.auxiliary && !mb.repeats && mb.policy == recompute::full)
       first_choices_.insert_or_assign(mb.index, std::move(s.choice));
     buffer<Device> gathered;
@@ -453,7 +458,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     tensor<T, dual_t<scores>, Device> dscores(ctx);
     kernels::choose_experts_backward(ctx.device, s.scored.data(), s.choice.template data<std::int32_t>(), dchoice,
                                      dscores.data(), tokens_, experts_, how_.router);
-    losses_.backward(mb, s.scored.data(), s.counts, dscores.data());
+    losses_.backward(mb, s.scored.data(), s.counts, values_of(last_load_), dscores.data());
     return router_.backward(mb, x, s.router, dscores, &of_rows);
   }
 
@@ -473,7 +478,8 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   template <class F>
   void visit(F&& f) {
     router_.visit(f);
-    if (bias_) f(*names_.checked(bias_).get());
+    for (const auto* p : {&bias_, &last_load_})
+      if (*p) f(*names_.checked(*p).get());
     for (const auto* p : {&gate_, &up_, &down_}) f(*names_.checked(*p).get());
     adapters_.visit(f);
   }
@@ -506,32 +512,58 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     adapters_.emplace(i, ctx, p.info(), rows, i == adapters::down ? derived.down : derived.up, product, how);
     p.freeze();
   }
-  /// Makes the bias of the choice, which every rank has whole: each rank sums the counts of a step and makes the same
-  /// change.
+  /// Makes the bias of the choice; null without a bias.
   parameter_ptr<Precision, Device> correction_bias(const context<Device>& ctx, const std::string& name) const {
     if (!how_.bias_rate) return nullptr;
+    auto bias = router_state(ctx, name + ".gate.e_score_correction_bias", 0);
+    if (*how_.bias_rate > 0)
+      change_after_steps(*bias, [rate = *how_.bias_rate](double before, std::int64_t count, std::int64_t mean) {
+        return before + rate * ((count < mean) - (count > mean));
+      });
+    return bias;
+  }
+  /// The state that a balance loss over a step takes for f_e; null: there is none.
+  parameter_ptr<Precision, Device> last_load(const context<Device>& ctx, const std::string& name) const {
+    if (!(how_.losses.balance.weight > 0) || how_.losses.balance.over != balance_over::step) return nullptr;
+    auto load = router_state(ctx, name + last_load_suffix, 1);
+    load->initialize(ctx);  // what is loaded need not have it
+    change_after_steps(*load, [](double, std::int64_t count, std::int64_t mean) {
+      return static_cast<double>(count) / static_cast<double>(mean);
+    });
+    return load;
+  }
+  /// A value for each expert that steps change, whole on every rank.
+  parameter_ptr<Precision, Device> router_state(const context<Device>& ctx, std::string name, double begins) const {
     layout placed, met;
     placed.dims.push_back({detail::mixture_dims.experts, {}});
     for (axis_id axis : ctx.ranks.shape().axes) met.set(axis, state::invariant);
-    parameter_info info{name + ".gate.e_score_correction_bias", {ctx.sizes.of(detail::mixture_dims.experts)}, {0, 0}};
+    parameter_info info{std::move(name), {ctx.sizes.of(detail::mixture_dims.experts)}, {begins, 0}};
     info.decays = false;
-    auto bias = std::make_shared<parameter<Precision, Device>>(ctx, std::move(info), placed, placed, met);
-    bias->freeze();
-    if (*how_.bias_rate == 0) return bias;
-    bias->at_end_of_step([of_step = counts_, rate = *how_.bias_rate](auto& b, const context<Device>& at) {
+    auto kept = std::make_shared<parameter<Precision, Device>>(ctx, std::move(info), placed, placed, met);
+    kept->freeze();
+    return kept;
+  }
+  /// After a step, each rank adds up its counts and makes the same change of each expert's value. It is
+  /// change(value before, count, mean), both numbers times the number of experts, so that they are integers.
+  template <class Change>
+  void change_after_steps(parameter<Precision, Device>& kept, Change change) const {
+    kept.at_end_of_step([of_step = counts_, change](auto& p, const context<Device>& at) {
       const std::vector<std::int64_t> counts = of_step->load(at);
       const auto experts = static_cast<std::int64_t>(counts.size());
       const std::int64_t all = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
       using M = master_of<Precision>;
       std::vector<M> values(counts.size());
-      at.device.download(values.data(), std::as_const(b).value(), values.size() * sizeof(M), at.device.main_stream());
-      for (std::size_t e = 0; e < values.size(); ++e) {
-        const std::int64_t missing = all - counts[e] * experts;
-        values[e] = converted<M>(static_cast<double>(values[e]) + rate * ((missing > 0) - (missing < 0)));
-      }
-      at.device.upload(b.value(), values.data(), values.size() * sizeof(M), at.device.main_stream());
+      at.device.download(values.data(), std::as_const(p).value(), values.size() * sizeof(M), at.device.main_stream());
+      for (std::size_t e = 0; e < values.size(); ++e)
+        values[e] = converted<M>(change(static_cast<double>(values[e]), counts[e] * experts, all));
+      at.device.upload(p.value(), values.data(), values.size() * sizeof(M), at.device.main_stream());
     });
-    return bias;
+  }
+  /// The values that passes read; null without a state.
+  static const master_of<Precision>* values_of(const parameter_ptr<Precision, Device>& kept) {
+    if (!kept) return nullptr;
+    kept->require_gathered();
+    return std::as_const(*kept).value();
   }
   void take_deterministic_stages(const context<Device>& ctx) {
     if (!detail::gives_origins<exchange, Device>)
@@ -600,9 +632,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     const bool again = take_first_choice(mb, s);
     if (!again) s.choice = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens_ * k));
     auto weights = make_buffer<S>(on, static_cast<std::size_t>(tokens_ * k));
-    const master_of<Precision>* bias = nullptr;
-    if (bias_) bias_->require_gathered(), bias = std::as_const(*bias_).value();
-    kernels::choose_experts(on, s.scored.data(), bias, s.choice.template data<std::int32_t>(),
+    kernels::choose_experts(on, s.scored.data(), values_of(bias_), s.choice.template data<std::int32_t>(),
                             weights.template data<S>(), tokens_, experts_, how_.router, again);
     buffer<Device> kept, seen;
     if (capacity_) {
@@ -771,7 +801,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   moe_options how_;
   router_layer router_;
   std::shared_ptr<detail::router_counts<Device>> counts_;
-  parameter_ptr<Precision, Device> bias_;  ///< null without a bias
+  parameter_ptr<Precision, Device> bias_, last_load_;  ///< null without them
   parameter_ptr<Precision, Device> gate_, up_, down_;
   adapters adapters_;
   detail::expert_peers<exchange, Device> peers_;

@@ -76,8 +76,10 @@ void check_choices() {
   }
 }
 
-template <class T>
-void check_losses(kernels::expert_scores how, bool balances, std::int64_t experts) {
+enum class balanced_by : std::uint8_t { nothing, counts, load };  // load: relative to a mean
+
+template <class T, class Load = statistic_of<T>>
+void check_losses(kernels::expert_scores how, balanced_by what, std::int64_t experts) {
   constexpr std::int64_t groups = 3, size = 11, k = 2;
   constexpr kernels::router_loss_scales by{.balance = 0.01, .z = 0.02, .entropy = 0.3};
   struct made {
@@ -92,10 +94,16 @@ void check_losses(kernels::expert_scores how, bool balances, std::int64_t expert
     device_array<std::int32_t, Device> counts(device, indices(static_cast<std::size_t>(groups * experts), 2));
     device_array<double, Device> loss(device, {9.0}), seed(device, {0.5});
     kernels::count_experts(device, chosen.data(), counts.data(), groups, size * k, experts);
-    const std::int32_t* const counted = balances ? counts.data() : nullptr;
-    kernels::router_loss(device, scores.view(), counted, loss.data(), groups, size, experts, how, by);
-    kernels::add_router_loss_gradient(device, scores.view(), counted, seed.data(), dscores.data(), groups, size,
-                                      experts, how, by);
+    number_array<Load, Device> load(device, random_values<Load>(groups * experts, 8));
+    const auto add = [&](const auto* of_experts) {
+      kernels::router_loss(device, scores.view(), of_experts, loss.data(), groups, size, experts, how, by);
+      kernels::add_router_loss_gradient(device, scores.view(), of_experts, seed.data(), dscores.data(), groups, size,
+                                        experts, how, by);
+    };
+    if (what == balanced_by::load)
+      add(load.view());
+    else
+      add(what == balanced_by::counts ? counts.data() : nullptr);
     return made{counts.read(), loss.read()[0], dscores.read()};
   };
   const made got = run(cuda{}), expected = run(cpu{});
@@ -157,8 +165,9 @@ TEST_CASE("the choice of experts with exact ties, its weights and their gradient
 
 TEST_CASE_TEMPLATE("a router's losses and their gradients", T, float, double, bf16) {
   for (const auto how : {kernels::expert_scores::softmax, kernels::expert_scores::sigmoid})
-    for (const bool balances : {false, true})
-      for (const std::int64_t experts : {4, 70}) check_losses<T>(how, balances, experts);
+    for (const auto what : {balanced_by::nothing, balanced_by::counts, balanced_by::load})
+      for (const std::int64_t experts : {4, 70}) check_losses<T>(how, what, experts);
+  check_losses<bf16, bf16>(kernels::expert_scores::softmax, balanced_by::load, 70);
 }
 
 TEST_CASE_TEMPLATE("rows of experts, taken and summed, and gates", T, float, double, bf16) {

@@ -30,7 +30,7 @@ scenario mixture_scenario() {
               .initializer_range = 0.3,
               .mixture = {.experts = 8, .router = {.chosen = 3}, .shared_ffn = 8, .shared_gate = true}};
   s.batch = 4, s.seq = 8, s.microbatches = 2;
-  s.options.mixture_losses = {.balance = {0.1}, .z_loss = 0.01};
+  s.options.mixture_losses = {.balance = {0.1, balance_over::step}, .z_loss = 0.01};
   return s;
 }
 

@@ -29,6 +29,11 @@ struct square {
 struct with_bias : square {
   static constexpr bool bias = true;
 };
+struct mixture {
+  using input = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
+  using weight = spec<shard<experts, dp>, shard<ffn, tp>, hidden>;
+  using output = input;
+};
 /// A file system on which one rank sees no steps.
 class blind_files final : public other_files {
  public:
@@ -104,34 +109,56 @@ TEST_CASE("the steps in which a parameter was not updated are saved, and loaded 
   });
 }
 
-TEST_CASE("the bias of the choice of experts is saved, and loaded on another mesh") {
-  struct mixture {
-    using input = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
-    using weight = spec<shard<experts, dp>, shard<ffn, tp>, hidden>;
-    using output = input;
-  };
+TEST_CASE("the bias of the choice of experts and their last load are saved, and loaded on another mesh") {
   memory_file_system disk;
-  for (const auto& [dp_ranks, tp_ranks, saves] : {std::tuple{2, 2, true}, {4, 1, false}, {1, 1, false}})
-    threads::run(dp_ranks * tp_ranks, [&, a = dp_ranks, b = tp_ranks, first = saves](threads::communicator c) {
+  enum class part { saves, loads, has_no_load };
+  for (const auto& [dp_ranks, tp_ranks, does] :
+       {std::tuple{2, 2, part::saves}, {4, 1, part::loads}, {1, 1, part::loads}, {1, 1, part::has_no_load}})
+    threads::run(dp_ranks * tp_ranks, [&, a = dp_ranks, b = tp_ranks, does = does](threads::communicator c) {
+      const bool first = does == part::saves;
       world w(plait::mesh<axis<dp>, axis<tp>>(a, b).shape(), c);
       cpu device;
       const context<cpu> ctx{device, w, sizes_of<batch, seq, hidden, ffn, experts>(4, 2, 8, 16, 4), 1};
-      moe<float, mixture> layer(ctx, "mlp", {.bias_rate = 0.001});
+      const balance_over over = does == part::has_no_load ? balance_over::sequence : balance_over::step;
+      moe<float, mixture> layer(ctx, "mlp", {.losses = {.balance = {1, over}}, .bias_rate = 0.001});
       adamw<float> optimizer;
       CHECK(resume_or_initialize(ctx, any_communicator(c), layer, optimizer, "steps", {}, disk).has_value() != first);
-      int biases = 0;
+      int states = 0;
       layer.visit([&](auto& p) {
-        if (p.name() != "mlp.gate.e_score_correction_bias") return;
-        ++biases;
+        if (!p.changes_at_end_of_step()) return;
+        ++states;
         for (int e = 0; e < 4; ++e) {
-          const float expected = 0.25f * static_cast<float>(e - 1);
-          if (first) CHECK(std::as_const(p).value()[e] == 0);
+          const float begins = is_last_load(p.name()), expected = begins + 0.25f * static_cast<float>(e - 1);
+          if (first) CHECK(std::as_const(p).value()[e] == begins);
           if (first) p.value()[e] = expected;
           CHECK(std::as_const(p).value()[e] == expected);
         }
       });
-      CHECK(biases == 1);
+      CHECK(states == (does == part::has_no_load ? 1 : 2));
       if (!first) return;
+      checkpoint_saver saver(device, any_communicator(c), {.directory = "steps"}, disk);
+      saver.save(ctx, layer, optimizer, 5);
+      CHECK(saver.wait(device).at(0).failure == "");
+    });
+}
+
+TEST_CASE("a mixture resumes from a step without the last load of experts as if all were chosen alike") {
+  memory_file_system disk;
+  for (const balance_over over : {balance_over::microbatch, balance_over::step})
+    threads::run(2, [&](threads::communicator c) {
+      world w(plait::mesh<axis<dp>, axis<tp>>(2, 1).shape(), c);
+      cpu device;
+      const context<cpu> ctx{device, w, sizes_of<batch, seq, hidden, ffn, experts>(4, 2, 8, 16, 4), 1};
+      moe<float, mixture> layer(ctx, "mlp", {.losses = {.balance = {1, over}}});
+      adamw<float> optimizer;
+      const bool found =
+          resume_or_initialize(ctx, any_communicator(c), layer, optimizer, "steps", {}, disk).has_value();
+      CHECK(found == (over == balance_over::step));
+      gather_parameters(ctx, layer);
+      layer.visit([&](const auto& p) {
+        for (int e = 0; is_last_load(p.name()) && e < 4; ++e) CHECK(p.value()[e] == 1);
+      });
+      if (found) return;
       checkpoint_saver saver(device, any_communicator(c), {.directory = "steps"}, disk);
       saver.save(ctx, layer, optimizer, 5);
       CHECK(saver.wait(device).at(0).failure == "");

@@ -160,7 +160,7 @@ TEST_CASE("a mixture is exported with the same bits, from every mesh and in shar
         world ranks(mesh, all);
         cpu device;
         const context<cpu> ctx{device, ranks, llama_sizes<megatron_experts>(from.config, mesh, 8, 8)};
-        model_type model(ctx, from.config);
+        model_type model(ctx, from.config, {.mixture_losses = {.balance = {1, balance_over::step}}});
         load_weights(ctx, model, from.entries, from.source());
         any_communicator whole(all);
         export_hugging_face(ctx, whole, model, from.config, to, {.shard_bytes = exports == 3 ? 20000u : 1000000u});

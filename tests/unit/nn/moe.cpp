@@ -200,11 +200,13 @@ TEST_CASE("a shared expert of all tokens, with and without a gate") {
 }
 
 TEST_CASE("auxiliary losses are a part of the objective") {
-  const router_losses each{.balance = {3}, .z_loss = 0.7}, together{{2, balance_over::microbatch}, 0.2};
+  const router_losses each{.balance = {3}, .z_loss = 0.7}, together{{2, balance_over::microbatch}, 0.2},
+      over_steps{{2, balance_over::step}};
   check_mixture<exchanged>({}, {three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}}, each);
   check_mixture<sequence_on_all_ranks>({.scores = kernels::expert_scores::sigmoid},
                                        {three{2, 2, 1}, three{1, 1, 4}, three{2, 2, 2}}, together);
   check_mixture<masked>({.chosen = 3}, {three{1, 2, 1}, three{1, 2, 2}, three{2, 2, 2}}, together);
+  check_mixture<masked>({}, {three{1, 2, 2}, three{2, 2, 2}}, over_steps);
   check_mixture<masked_and_replicated>({}, {three{1, 2, 1}, three{2, 2, 2}}, each);
   check_mixture<long_sequences>({}, {three{1, 2, 1}, three{2, 2, 2}}, each);
 }
@@ -217,10 +219,18 @@ struct trained {
   std::vector<std::pair<std::string, std::vector<double>>> gradients;
 };
 
-// Two mixtures, run on the samples of a step in some microbatches.
+// Makes the changes that follow a step.
+void end_step(const context<cpu>& ctx, auto& layers) {
+  layers.visit([&](auto& p) {
+    if (p.changes_at_end_of_step()) p.end_step(ctx);
+  });
+  gather_parameters(ctx, layers);
+}
+
+// Two mixtures, run on the samples of steps in some microbatches; the second step has other samples.
 template <class Policy>
 trained train_mixtures(const three& mesh, std::int64_t microbatches, const router_losses& losses,
-                       recompute policy = recompute::none) {
+                       recompute policy = recompute::none, std::int64_t steps = 1) {
   trained out;
   dim_sizes sizes = mixture_sizes();
   constexpr std::int64_t samples = 16;
@@ -235,21 +245,28 @@ trained train_mixtures(const three& mesh, std::int64_t microbatches, const route
       layers.emplace_back(ctx, name, moe_options{.losses = losses, .limit = {1.0}});
     stack<mixture> both(std::move(layers));
     fill_parameters(ctx, both, {});
+    both.visit([&](auto& p) {
+      if (p.changes_at_end_of_step()) p.initialize(ctx);
+    });
+    gather_parameters(ctx, both);
     double sum = 0, other = 0;
     auxiliary_sum auxiliary{&sum}, unfinished{&other};
-    for (std::int64_t i = -1; i <= microbatches; ++i) {  // an aborted step, a step, and an evaluation
+    const std::int64_t last = steps * microbatches;
+    for (std::int64_t i = -1; i <= last; ++i) {  // an aborted step, steps, and an evaluation
+      if (i > 0 && i < last && i % microbatches == 0) end_step(ctx, both);
       const auto n = static_cast<std::ptrdiff_t>(inputs.size()) / microbatches;
       const auto part = [&](const std::vector<double>& all) {
-        const std::ptrdiff_t at = std::clamp<std::int64_t>(i, 0, microbatches - 1) * n;
+        const std::ptrdiff_t at = std::clamp<std::int64_t>(i, 0, last - 1) % microbatches * n;
         return place_full<typename Policy::input>(ctx, std::vector(all.begin() + at, all.begin() + at + n));
       };
       microbatch<cpu> mb(ctx);
-      mb.index = std::max<std::int64_t>(i, 0), mb.count = microbatches, mb.policy = policy;
-      mb.auxiliary = i < 0 ? &unfinished : i < microbatches ? &auxiliary : nullptr;
+      mb.index = std::max<std::int64_t>(i, 0) % microbatches, mb.count = microbatches, mb.policy = policy;
+      mb.auxiliary = i < 0 ? &unfinished : i < last ? &auxiliary : nullptr;
       typename stack<mixture>::saved kept;
-      const auto x = part(inputs), dy = part(seeds);
-      both.forward(mb, x, i < 0 || i == microbatches ? nullptr : &kept);
-      if (i < 0 || i == microbatches) continue;
+      const bool first = i < microbatches;
+      const auto x = part(first ? inputs : seeds), dy = part(first ? seeds : inputs);
+      both.forward(mb, x, i < 0 || i == last ? nullptr : &kept);
+      if (i < 0 || i == last) continue;
       both.backward(mb, x, kept, dy);
     }
     const trained mine{collect_auxiliary(ctx, auxiliary), both[1].statistics(ctx), reduce_gradients(ctx, both)};
@@ -283,6 +300,18 @@ TEST_CASE("sums over tokens and sequences are equal for any number of microbatch
         check_equal(train_mixtures<exchanged>(mesh, microbatches, additive, policy), one,
                     cat({microbatches, " microbatches, ", describe(mesh.shape()), ": "}));
 }
+TEST_CASE("a balance over steps, by the counts of the step before, is equal for any number of microbatches") {
+  const router_losses over_steps{.balance = {3, balance_over::step}};
+  const trained first = train_mixtures<exchanged>(three{1, 1, 1}, 1, over_steps),
+                one = train_mixtures<exchanged>(three{1, 1, 1}, 1, over_steps, recompute::none, 2);
+  CHECK(first.auxiliary == doctest::Approx(6).epsilon(1e-12));  // of two layers, each of which counts as balanced
+  CHECK(std::abs(one.auxiliary - 12) > 1e-3);
+  for (const std::int64_t microbatches : {1, 2, 4})
+    for (const three& mesh : {three{1, 1, 1}, three{1, 4, 1}, three{2, 2, 2}})
+      for (const recompute policy : {recompute::none, recompute::full})
+        check_equal(train_mixtures<exchanged>(mesh, microbatches, over_steps, policy, 2), one,
+                    cat({microbatches, " microbatches, ", describe(mesh.shape()), ": "}));
+}
 TEST_CASE("a balance over microbatches depends on their number, and not on the mesh") {
   const router_losses together{.balance = {3, balance_over::microbatch}};
   double before = 0;
@@ -304,8 +333,10 @@ struct plain_losses {
 
 // The definitions, for x [tokens, width], weights w [experts, width] and sets of `set` tokens, with 2 experts for each
 // token.
+// `last` [experts] is f_e, if it is not of these tokens.
 plain_losses losses_by_definition(const std::vector<double>& x, const std::vector<double>& w, std::size_t width,
-                                  std::size_t set, kernels::expert_scores kind, double balance, double z_loss) {
+                                  std::size_t set, kernels::expert_scores kind, double balance, double z_loss,
+                                  const std::vector<double>& last = {}) {
   const std::size_t all = w.size() / width, tokens = x.size() / width, k = 2;
   const auto n = [](std::size_t i) { return static_cast<double>(i); };
   const bool softmax = kind == kernels::expert_scores::softmax;
@@ -328,6 +359,7 @@ plain_losses losses_by_definition(const std::vector<double>& x, const std::vecto
       if (better < static_cast<std::ptrdiff_t>(k)) f[t / set * all + e] += 1 / n(k * set);
     }
   }
+  if (!last.empty()) f = last;
   for (std::size_t i = 0; i < f.size(); ++i) out.value += balance * n(all) * f[i] * mean[i] * n(set) / n(tokens);
   for (std::size_t t = 0; t < tokens; ++t)
     for (std::size_t e = 0; e < all; ++e) {
@@ -354,7 +386,7 @@ TEST_CASE("auxiliary losses and their gradients equal the definitions") {
     using output = input;
   };
   for (const kernels::expert_scores kind : {kernels::expert_scores::softmax, kernels::expert_scores::sigmoid})
-    for (const balance_over over : {balance_over::sequence, balance_over::microbatch})
+    for (const balance_over over : {balance_over::sequence, balance_over::microbatch, balance_over::step})
       on_mesh(three{1, 1, 1}, even_sizes(), 1, [&](const context<cpu>& ctx) {
         moe<double, alone> layer(ctx, "moe", {{.scores = kind}, {}, {{0.6, over}, 0.3}});
         fill_parameters(ctx, layer, {});
@@ -369,12 +401,19 @@ TEST_CASE("auxiliary losses and their gradients equal the definitions") {
         double value = 0;
         auxiliary_sum sum{&value};
         microbatch<cpu> mb(ctx);
-        mb.count = 2, mb.auxiliary = &sum;
+        mb.auxiliary = &sum;
+        std::vector<double> last;
+        if (over == balance_over::step) {
+          layer.forward(mb, place_full<alone::input>(ctx, random_full(layout_v<alone::input>, ctx.sizes, 2)));
+          end_step(ctx, layer);
+          for (const std::int64_t count : layer.load(ctx)) last.push_back(static_cast<double>(count) / (2 * 32));
+        }
+        value = 0, mb.count = 2;
         moe<double, alone>::saved kept;
         layer.forward(mb, x, &kept);
         const auto dx = layer.backward(mb, x, kept, dy);
         const std::size_t set = over == balance_over::sequence ? 8 : 32;
-        const plain_losses plain = losses_by_definition(input, w, 8, set, kind, 0.6 / 2, 0.3 / 2);
+        const plain_losses plain = losses_by_definition(input, w, 8, set, kind, 0.6 / 2, 0.3 / 2, last);
         CHECK(value == doctest::Approx(plain.value).epsilon(1e-12));
         CHECK(layer.statistics(ctx).entropy == doctest::Approx(plain.entropy).epsilon(1e-8));
         check_near(std::vector(dx.data(), dx.data() + dx.size()), plain.dx, 1e-12, "dx");
@@ -517,7 +556,7 @@ TEST_CASE("unsupported options of a mixture are refused") {
     };
     CHECK_THROWS_WITH((moe<float, flat_tokens>(ctx, "moe", {.losses = {.balance = {1}}})),
                       "moe: balance_over::sequence, and the input has one dim of tokens, so that no sequence is known; "
-                      "legal is balance_over::microbatch");
+                      "legal are balance_over::microbatch and step");
     CHECK_THROWS_WITH(layer(ctx, "moe", {.limit = {-1}}),
                       "moe: the limit of experts is -1 times their share; legal is 0 (none) or more");
     CHECK_THROWS_WITH((moe<float, flat_tokens>(ctx, "moe", {.limit = {1}})),

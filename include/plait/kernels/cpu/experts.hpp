@@ -147,11 +147,11 @@ inline void count_experts(cpu&, const std::int32_t* chosen, std::int32_t* counts
 
 /// Computes the auxiliary losses of `scores` [groups, size, experts] as one number. It is by.z times the square of each
 /// token's log-sum-exp, plus by.balance times each probability times its expert's number in `counts` [groups, experts].
-/// Without counts (null) there is no balance loss. The probabilities of a token have the sum 1: sigmoids are divided by
-/// their sum.
-template <class T>
-void router_loss(cpu&, const T* scores, const std::int32_t* counts, double* loss, std::int64_t groups,
-                 std::int64_t size, std::int64_t experts, expert_scores how, const router_loss_scales& by) {
+/// These are integers, or numbers relative to their mean. Without counts (null) there is no balance loss. The
+/// probabilities of a token have the sum 1: sigmoids are divided by their sum.
+template <class T, class Count>
+void router_loss(cpu&, const T* scores, const Count* counts, double* loss, std::int64_t groups, std::int64_t size,
+                 std::int64_t experts, expert_scores how, const router_loss_scales& by) {
   using S = statistic_of<T>;
   std::vector<S> p(static_cast<std::size_t>(experts));
   *loss = 0;
@@ -159,7 +159,8 @@ void router_loss(cpu&, const T* scores, const std::int32_t* counts, double* loss
     const double all = static_cast<double>(detail::balanced_probabilities(scores, p.data(), experts, how));
     double own = by.z * all * all;
     for (std::int64_t e = 0; counts && e < experts; ++e)
-      own += by.balance * counts[t / size * experts + e] * static_cast<double>(p[static_cast<std::size_t>(e)]);
+      own += by.balance * converted<double>(counts[t / size * experts + e]) *
+             static_cast<double>(p[static_cast<std::size_t>(e)]);
     if (by.entropy != 0)
       for (const S part : p)
         if (part > 0) own -= by.entropy * static_cast<double>(part) * std::log(static_cast<double>(part));
@@ -168,21 +169,23 @@ void router_loss(cpu&, const T* scores, const std::int32_t* counts, double* loss
 }
 
 /// Adds the gradient of `router_loss` times *seed to dscores; counts have no gradient.
-template <class T>
-void add_router_loss_gradient(cpu&, const T* scores, const std::int32_t* counts, const double* seed, T* dscores,
+template <class T, class Count>
+void add_router_loss_gradient(cpu&, const T* scores, const Count* counts, const double* seed, T* dscores,
                               std::int64_t groups, std::int64_t size, std::int64_t experts, expert_scores how,
                               const router_loss_scales& by) {
   using S = statistic_of<T>;
   std::vector<S> p(static_cast<std::size_t>(experts));
   for (std::int64_t t = 0; t < groups * size; ++t, scores += experts, dscores += experts) {
     const double all = static_cast<double>(detail::balanced_probabilities(scores, p.data(), experts, how));
-    const std::int32_t* const c = counts ? counts + t / size * experts : nullptr;
+    const Count* const c = counts ? counts + t / size * experts : nullptr;
     double mean = 0;
-    for (std::int64_t e = 0; c && e < experts; ++e) mean += c[e] * static_cast<double>(p[static_cast<std::size_t>(e)]);
+    for (std::int64_t e = 0; c && e < experts; ++e)
+      mean += converted<double>(c[e]) * static_cast<double>(p[static_cast<std::size_t>(e)]);
     for (std::int64_t e = 0; e < experts; ++e) {
       const double z = static_cast<double>(converted<S>(scores[e])), of_p = p[static_cast<std::size_t>(e)];
       const double slope = how == expert_scores::sigmoid ? 1 / (1 + std::exp(z)) : 1;
-      const double d = (c ? by.balance * of_p * slope * (c[e] - mean) : 0) + 2 * by.z * all * std::exp(z - all);
+      const double balance = c ? by.balance * of_p * slope * (converted<double>(c[e]) - mean) : 0;
+      const double d = balance + 2 * by.z * all * std::exp(z - all);
       dscores[e] = converted<T>(converted<S>(dscores[e]) + static_cast<S>(*seed * d));
     }
   }

@@ -316,13 +316,13 @@ void count_experts(cuda& device, const std::int32_t* chosen, std::int32_t* count
                    std::int64_t size, std::int64_t experts);
 
 /// *loss = the auxiliary losses of scores [groups, size, experts]: the terms of all tokens, added in order.
-template <class T>
-void router_loss(cuda& device, const T* scores, const std::int32_t* counts, double* loss, std::int64_t groups,
+template <class T, class Count>
+void router_loss(cuda& device, const T* scores, const Count* counts, double* loss, std::int64_t groups,
                  std::int64_t size, std::int64_t experts, expert_scores how, const router_loss_scales& by);
 
 /// dscores += *seed times the gradient of `router_loss`.
-template <class T>
-void add_router_loss_gradient(cuda& device, const T* scores, const std::int32_t* counts, const double* seed, T* dscores,
+template <class T, class Count>
+void add_router_loss_gradient(cuda& device, const T* scores, const Count* counts, const double* seed, T* dscores,
                               std::int64_t groups, std::int64_t size, std::int64_t experts, expert_scores how,
                               const router_loss_scales& by);
 

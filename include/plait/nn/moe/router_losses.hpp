@@ -22,7 +22,7 @@
 namespace plait {
 
 /// The set of tokens over which a balance loss counts and averages.
-enum class balance_over : std::uint8_t { sequence, microbatch };
+enum class balance_over : std::uint8_t { sequence, microbatch, step };
 
 /// The loss weight * E * sum_e f_e P_e, for E experts, k experts per token, and a set of n tokens. f_e is expert e's
 /// fraction of the n k choices. P_e is the mean of its probability over the tokens; sigmoids are first divided by their
@@ -31,9 +31,16 @@ enum class balance_over : std::uint8_t { sequence, microbatch };
 ///     sequence    each sequence; the value is the mean over all (DeepSeek-V3, 2412.19437, equations 17 to 20).
 ///     microbatch  the tokens of a microbatch over the whole mesh; the value is the mean over all microbatches
 ///                 (Fedus et al. 2021; Megatron-LM's `aux_loss`, but over all data ranks).
+///     step        all tokens of the step, but f_e is of the step before: the last that was not skipped. In the first
+///                 step, f_e is 1 / E.
 ///
-/// With `sequence`, neither the mesh nor the number of microbatches changes the loss. With `microbatch`, the number of
-/// microbatches changes it by definition, and the mesh does not.
+/// The mesh changes none of them. The number of microbatches changes `microbatch` alone: its f_e and P_e are both means
+/// over a microbatch, and a mean of products is not the product of means.
+///
+/// The idea of `step`, a balance over the global batch in which a sequence may use few experts, is from Qiu et al.
+/// 2025, "Demons in the Detail" (2501.11873). They add up the counts of the microbatches so far. The counts of the step
+/// before are known in the first pass: the loss is then linear in P_e, and microbatches add in any order. A mixture
+/// keeps them as `NAME.gate.last_load` (`moe`).
 struct balance_loss {
   double weight = 0;
   balance_over over = balance_over::sequence;
@@ -53,7 +60,8 @@ namespace detail {
 
 /// The auxiliary losses of one router: their value, which goes to `microbatch::auxiliary`, and the gradient of scores.
 /// Each term has one factor of global sizes, so the loss is a plain sum over ranks and microbatches. The only
-/// collective sums the counts of experts.
+/// collective sums the counts of experts. With `balance_over::step` there is none. Passes then get `last`, the load of
+/// experts in the last step, which is 1 at the mean.
 template <compute_device Device>
 class router_loss_terms {
  public:
@@ -67,7 +75,7 @@ class router_loss_terms {
       fail({name, ": the weight of the balance loss is ", how.balance.weight, "; legal is 0 (none) or more"});
     if (balances() && by_sequence() && scores.dims.size() < 3)
       fail({name, ": balance_over::sequence, and the input has one dim of tokens, so that no sequence is known; legal ",
-            "is balance_over::microbatch"});
+            "are balance_over::microbatch and step"});
     if (!how_.any()) return;
     if (const axis_list all = ctx.ranks.pruned(ctx.ranks.shape().others({})); !all.empty())
       ctx.ranks.group(all);  // creates the group now, not in the first step, which completes the sum
@@ -76,29 +84,34 @@ class router_loss_terms {
 
   /// Adds the value, if the microbatch collects it, and returns the counts for `backward`. `keeps`: a backward pass
   /// will follow.
-  template <class T>
-  buffer<Device> forward(const microbatch<Device>& mb, const T* scores, const std::int32_t* choice, bool keeps) {
+  template <class T, class Load>
+  buffer<Device> forward(const microbatch<Device>& mb, const T* scores, const std::int32_t* choice, const Load* last,
+                         bool keeps) {
     const bool adds = mb.auxiliary && !mb.repeats;
     if (!how_.any() || !(adds || keeps)) return {};
     Device& on = mb.ctx.device;
     buffer<Device> counts;
-    if (balances()) counts = count(on, choice);
+    if (balances() && !last) counts = count(on, choice);
     if (!adds) return counts;
     auto term = make_buffer<double>(on, 1), own = make_buffer<double>(on, 1);
-    kernels::router_loss(on, scores, counts.template data<std::int32_t>(), term.template data<double>(), groups_, size_,
-                         experts_, router_.scores, scales(mb));
+    with_load(counts, last, [&](const auto* load) {
+      kernels::router_loss(on, scores, load, term.template data<double>(), groups_, size_, experts_, router_.scores,
+                           scales(mb));
+    });
     share_.run(on, term.data(), own.data(), dtype::f64);
     kernels::accumulate(on, own.template data<double>(), mb.auxiliary->value, 1);
     mb.auxiliary->used = true;
     return counts;
   }
   /// Adds to the gradient of scores.
-  template <class T>
-  void backward(const microbatch<Device>& mb, const T* scores, const buffer<Device>& counts, T* dscores) const {
+  template <class T, class Load>
+  void backward(const microbatch<Device>& mb, const T* scores, const buffer<Device>& counts, const Load* last,
+                T* dscores) const {
     if (!how_.any()) return;
-    kernels::add_router_loss_gradient(mb.ctx.device, scores, counts.template data<std::int32_t>(),
-                                      seed_.template data<double>(), dscores, groups_, size_, experts_, router_.scores,
-                                      scales(mb));
+    with_load(counts, last, [&](const auto* load) {
+      kernels::add_router_loss_gradient(mb.ctx.device, scores, load, seed_.template data<double>(), dscores, groups_,
+                                        size_, experts_, router_.scores, scales(mb));
+    });
   }
   void take_sizes(const context<Device>& ctx, const layout& scores, const std::string& name) {
     if (!how_.any()) return;
@@ -122,6 +135,11 @@ class router_loss_terms {
  private:
   bool balances() const { return how_.balance.weight > 0; }
   bool by_sequence() const { return how_.balance.over == balance_over::sequence; }
+  /// Calls f with what stands for f_e: the load of the last step, or counts.
+  template <class Load, class F>
+  static void with_load(const buffer<Device>& counts, const Load* last, F&& f) {
+    last ? f(last) : f(counts.template data<std::int32_t>());
+  }
 
   /// Computes the gradient of a rank's term: the adjoint of the plan that shares terms between ranks, applied to 1.
   void make_seed(const context<Device>& ctx) {
@@ -147,9 +165,10 @@ class router_loss_terms {
     const auto all = static_cast<double>(tokens_), sets = static_cast<double>(sets_),
                microbatches = static_cast<double>(mb.count), of_set = all / sets;
     constexpr double exact_to_512 = 0x1p-44;
-    return {how_.balance.weight * static_cast<double>(experts_) /
-                (static_cast<double>(router_.chosen) * of_set * of_set * sets * microbatches),
-            how_.z_loss / (all * microbatches), sums_in_order(mb.ctx) ? exact_to_512 : 0};
+    const double mean_count = static_cast<double>(router_.chosen) * of_set / static_cast<double>(experts_),
+                 mean = how_.balance.over == balance_over::step ? 1 : mean_count;
+    return {how_.balance.weight / (mean * all * microbatches), how_.z_loss / (all * microbatches),
+            sums_in_order(mb.ctx) ? exact_to_512 : 0};
   }
 
   router_losses how_;

@@ -5,12 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "plait/core/box.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/core/tensor_names.hpp"
 #include "plait/core/text.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/check.hpp"
@@ -41,9 +41,6 @@ struct parameter_info {
   double adapter_scale = 0;           ///< for an adapter's second matrix: the factor of the adapter's product
   std::int64_t adapter_matrices = 1;  ///< also for an adapter: how many stacked weights have their own adapters
 };
-
-/// Whether a parameter of this name belongs to a low-rank adapter.
-inline bool is_of_adapter(std::string_view name) { return name.find(".lora_") != name.npos; }
 
 /// Whether a parameter is a matrix of a hidden layer, by its logical shape; Muon updates such matrices.
 /// `parameter_info::hidden_layer` excludes embeddings and heads. Norms, biases, and experts' weights in one parameter

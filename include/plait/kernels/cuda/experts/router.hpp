@@ -173,17 +173,16 @@ __device__ inline double balanced_probabilities_of(const T* scores, S* p, int ex
 }
 
 /// Computes a token's terms of a router's losses.
-template <class T, class S>
-__global__ static void router_losses_of(const T* scores, const std::int32_t* counts, double* losses,
-                                        std::int64_t tokens, std::int64_t size, int experts, expert_scores how,
-                                        router_loss_scales by) {
+template <class T, class Count, class S>
+__global__ static void router_losses_of(const T* scores, const Count* counts, double* losses, std::int64_t tokens,
+                                        std::int64_t size, int experts, expert_scores how, router_loss_scales by) {
   PLAIT_DYNAMIC_SHARED(S, p);
   for (std::int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
     const double all = balanced_probabilities_of(scores + t * experts, p, experts, how);
     double own = 0;
     for (int e = lane_of(); e < experts; e += warp_lanes) {
       const auto part = static_cast<double>(p[e]);
-      if (counts != nullptr) own += by.balance * counts[t / size * experts + e] * part;
+      if (counts != nullptr) own += by.balance * number<double>(counts[t / size * experts + e]) * part;
       if (by.entropy != 0 && part > 0) own -= by.entropy * part * log(part);
     }
     own = warp_sum(own) + by.z * all * all;
@@ -192,21 +191,22 @@ __global__ static void router_losses_of(const T* scores, const std::int32_t* cou
   }
 }
 
-template <class T, class S>
-__global__ static void add_router_gradients(const T* scores, const std::int32_t* counts, const double* seed, T* dscores,
+template <class T, class Count, class S>
+__global__ static void add_router_gradients(const T* scores, const Count* counts, const double* seed, T* dscores,
                                             std::int64_t tokens, std::int64_t size, int experts, expert_scores how,
                                             router_loss_scales by) {
   PLAIT_DYNAMIC_SHARED(S, p);
   for (std::int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
     const double all = balanced_probabilities_of(scores + t * experts, p, experts, how);
-    const std::int32_t* const c = counts == nullptr ? nullptr : counts + t / size * experts;
+    const Count* const c = counts == nullptr ? nullptr : counts + t / size * experts;
     double mean = 0;
-    for (int e = lane_of(); c != nullptr && e < experts; e += warp_lanes) mean += c[e] * static_cast<double>(p[e]);
+    for (int e = lane_of(); c != nullptr && e < experts; e += warp_lanes)
+      mean += number<double>(c[e]) * static_cast<double>(p[e]);
     mean = warp_sum(mean);
     for (int e = lane_of(); e < experts; e += warp_lanes) {
       const double z = static_cast<double>(number<S>(scores[t * experts + e])), of_p = static_cast<double>(p[e]);
       const double slope = how == expert_scores::sigmoid ? 1 / (1 + exp(z)) : 1;
-      const double balance = c == nullptr ? 0 : by.balance * of_p * slope * (c[e] - mean);
+      const double balance = c == nullptr ? 0 : by.balance * of_p * slope * (number<double>(c[e]) - mean);
       T& d = dscores[t * experts + e];
       d = number<T>(number<S>(d) + static_cast<S>(*seed * (balance + 2 * by.z * all * exp(z - all))));
     }
@@ -241,25 +241,26 @@ void choose_experts_backward(cuda& device, const T* scores, const std::int32_t* 
                        how);
 }
 
-template <class T>
-void router_loss(cuda& device, const T* scores, const std::int32_t* counts, double* loss, std::int64_t groups,
+template <class T, class Count>
+void router_loss(cuda& device, const T* scores, const Count* counts, double* loss, std::int64_t groups,
                  std::int64_t size, std::int64_t experts, expert_scores how, const router_loss_scales& by) {
   using S = statistic_of<T>;
   auto memory = make_buffer<double>(device, static_cast<std::size_t>(groups * size));
   auto* const terms = memory.template data<double>();
   detail::launch_warps(device, groups * size, static_cast<std::size_t>(experts) * sizeof(S),
-                       detail::router_losses_of<T, S>, scores, counts, terms, groups * size, size, experts, how, by);
+                       detail::router_losses_of<T, Count, S>, scores, counts, terms, groups * size, size, experts, how,
+                       by);
   sum<double>(device, terms, groups * size, loss);
 }
 
-template <class T>
-void add_router_loss_gradient(cuda& device, const T* scores, const std::int32_t* counts, const double* seed, T* dscores,
+template <class T, class Count>
+void add_router_loss_gradient(cuda& device, const T* scores, const Count* counts, const double* seed, T* dscores,
                               std::int64_t groups, std::int64_t size, std::int64_t experts, expert_scores how,
                               const router_loss_scales& by) {
   using S = statistic_of<T>;
   detail::launch_warps(device, groups * size, static_cast<std::size_t>(experts) * sizeof(S),
-                       detail::add_router_gradients<T, S>, scores, counts, seed, dscores, groups * size, size, experts,
-                       how, by);
+                       detail::add_router_gradients<T, Count, S>, scores, counts, seed, dscores, groups * size, size,
+                       experts, how, by);
 }
 
 }  // namespace plait::kernels
