@@ -55,7 +55,7 @@ plait::run_log read(const std::string& argument, const std::string& path) {
 }
 
 /// Prints the content of a log, and problems in it.
-void tell(char name, const std::string& path, const plait::run_log& log) {
+void print_log(char name, const std::string& path, const plait::run_log& log) {
   fmt::print("{}: {}, steps {}, hashed at {}\n", name, printable(path), steps_text(log, false), steps_text(log, true));
   if (log.cut_short) fmt::print("{}: its last line is not whole, and left out\n", name);
   if (!log.repeated.empty())
@@ -66,16 +66,16 @@ void tell(char name, const std::string& path, const plait::run_log& log) {
 }
 
 /// Prints names that only one log has.
-void tell_unmatched(const std::vector<std::string>& names, char of, const char* what) {
+void print_unmatched(const std::vector<std::string>& names, char of, const char* what) {
   for (std::size_t i = 0; i < std::min(names.size(), most_listed); ++i)
     fmt::print("only in {}: {} {}\n", of, what, printable(names[i]));
   if (names.size() > most_listed) fmt::print("only in {}: {} more\n", of, names.size() - most_listed);
 }
 
-/// Prints the parameters whose hashes differ in a step. `what` is "weights" or "gradients".
-void tell(const plait::hash_difference& hashes, const char* what, std::int64_t step) {
-  tell_unmatched(hashes.only_a, 'A', what);
-  tell_unmatched(hashes.only_b, 'B', what);
+/// Prints the parameters whose hashes differ in a step. `what` is "gradient" or "parameter".
+void print_differences(const plait::hash_difference& hashes, const char* what, std::int64_t step) {
+  print_unmatched(hashes.only_a, 'A', what);
+  print_unmatched(hashes.only_b, 'B', what);
   if (hashes.differing.empty()) {
     if (hashes.compared > 0)
       fmt::print("{}s at step {}: all {} that both have are equal\n", what, step, hashes.compared);
@@ -96,7 +96,7 @@ void tell(const plait::hash_difference& hashes, const char* what, std::int64_t s
 
 /// Prints the first step that differs. If its weights are equal or unknown, also prints the first step whose weights
 /// differ.
-void tell_first(const plait::run_comparison& found) {
+void print_first_difference(const plait::run_comparison& found) {
   const plait::step_difference& first = found.differences.front();
   std::vector<std::int64_t> before = found.compared;
   std::erase_if(before, [&](std::int64_t step) { return step >= first.step; });
@@ -109,8 +109,8 @@ void tell_first(const plait::run_comparison& found) {
       numbers.add({std::string(n.name), number_text(n.a), number_text(n.b)});
     fmt::print("\n{}\n", numbers.text());
   }
-  tell(first.gradients, "gradient", first.step);
-  tell(first.weights, "parameter", first.step);
+  print_differences(first.gradients, "gradient", first.step);
+  print_differences(first.weights, "parameter", first.step);
   const plait::step_difference* const weights = found.first_weights();
   if (weights == nullptr) fmt::print("parameters: equal wherever both logs have hashes\n");
   if (weights == nullptr || weights == &first) return;
@@ -118,16 +118,16 @@ void tell_first(const plait::run_comparison& found) {
   fmt::print("first different parameters: step {}{}\n", weights->step,
              next == found.hashed.begin() ? ", the first that is hashed in both"
                                           : fmt::format("; equal at step {}, hashed before it", *std::prev(next)));
-  tell(weights->gradients, "gradient", weights->step);
-  tell(weights->weights, "parameter", weights->step);
+  print_differences(weights->gradients, "gradient", weights->step);
+  print_differences(weights->weights, "parameter", weights->step);
 }
 
 }  // namespace
 
 bool compare_runs(const std::string& a, const std::string& b) {
   const plait::run_log in_a = read("A", a), in_b = read("B", b);
-  tell('A', a, in_a);
-  tell('B', b, in_b);
+  print_log('A', a, in_a);
+  print_log('B', b, in_b);
   const plait::run_comparison found = plait::compare_runs(in_a, in_b);
   if (found.hashed.empty())
     plait::fail({"no step has hashes in both logs: A has them at ", steps_text(in_a, true), ", B at ",
@@ -139,7 +139,7 @@ bool compare_runs(const std::string& a, const std::string& b) {
     if (!steps->empty()) fmt::print("{} {}\n", text, steps_text(*steps));
   if (!found.apart.empty())
     fmt::print("nothing to compare: steps {}, hashes in one log and numbers in the other\n", steps_text(found.apart));
-  if (!found.equal()) tell_first(found);
+  if (!found.equal()) print_first_difference(found);
   fmt::print("steps: {} equal, {} different, {} in one log only; hashes compared at {}\n",
              found.compared.size() - found.differences.size(), found.differences.size(),
              found.only_a.size() + found.only_b.size(), steps_text(found.hashed));

@@ -56,7 +56,7 @@ matched<T> match(const std::vector<T>& a, const std::vector<T>& b) {
 
 /// Prints the names that only one step has. Returns their number.
 template <class T>
-std::size_t tell_unmatched(const matched<T>& m, const char* what) {
+std::size_t print_unmatched(const matched<T>& m, const char* what) {
   for (const auto& [names, of] : {std::pair(&m.only_a, 'A'), std::pair(&m.only_b, 'B')})
     for (const T* t : *names) fmt::print("only in {}: {} {}\n", of, what, printable(name_of(*t)));
   return m.only_a.size() + m.only_b.size();
@@ -92,7 +92,7 @@ class step_diff {
  private:
   std::string compare_tensors() {
     const auto names = match(a_.saved.tensors, b_.saved.tensors);
-    const std::size_t unmatched = tell_unmatched(names, "tensor");
+    const std::size_t unmatched = print_unmatched(names, "tensor");
     table unlike({{"tensor"}, {"A"}, {"B"}});
     table differing({{"tensor"},
                      {"dtype"},
@@ -125,7 +125,7 @@ class step_diff {
       fmt::print("\n{}", differing.text());
       fmt::print("(relative: to the larger of the two elements; of largest: to the largest element of the tensor)\n\n");
     }
-    return told(unmatched, identical, near, apart, "bit-identical");
+    return findings_text(unmatched, identical, near, apart, "bit-identical");
   }
 
   plait::tensor_difference difference(const plait::stored_tensor& a, const plait::stored_tensor& b) {
@@ -134,7 +134,7 @@ class step_diff {
 
   std::string compare_scalars() {
     const auto names = match(a_.saved.scalars, b_.saved.scalars);
-    const std::size_t unmatched = tell_unmatched(names, "scalar");
+    const std::size_t unmatched = print_unmatched(names, "scalar");
     table differing({{"scalar"}, {"A"}, {"B"}});
     std::size_t same = 0, near = 0, apart = 0;
     for (const auto& [a, b] : names.both) {
@@ -143,23 +143,24 @@ class step_diff {
       if (!identical) differing.add({a->first, scalar_text(a->second), scalar_text(b->second)});
     }
     if (!differing.empty()) fmt::print("\n{}\n", differing.text());
-    return told(unmatched, same, near, apart, "equal");
+    return findings_text(unmatched, same, near, apart, "equal");
   }
 
   std::string compare_blobs() {
     const auto names = match(a_.saved.blobs, b_.saved.blobs);
-    const std::size_t unmatched = tell_unmatched(names, "blob");
+    const std::size_t unmatched = print_unmatched(names, "blob");
     std::size_t same = 0, apart = 0;
     for (const auto& [a, b] : names.both) {
       const bool equal = a->stored.bytes == b->stored.bytes && from_a_.read(*a) == from_b_.read(*b);
       ++(equal ? same : apart);
       if (!equal) fmt::print("blob {} differs\n", printable(a->name));
     }
-    return told(unmatched, same, 0, apart, "equal");
+    return findings_text(unmatched, same, 0, apart, "equal");
   }
 
   /// Returns the numbers of findings as text.
-  std::string told(std::size_t unmatched, std::size_t same, std::size_t near, std::size_t apart, const char* equal) {
+  std::string findings_text(std::size_t unmatched, std::size_t same, std::size_t near, std::size_t apart,
+                            const char* equal) {
     differences_ += unmatched + apart;
     near_ += near;
     std::string out = fmt::format("{} {}", same, equal);

@@ -516,8 +516,8 @@ class llama_run final : public model_run {
   llama_run(const setup& s, Device& device, plait::any_communicator ranks)
       : s_(s),
         device_(device),
-        heard_(s.opt.trace.empty() && s.opt.timeline.empty() ? nullptr : std::make_shared<plait::recorder>()),
-        world_(s.mesh, std::move(ranks), heard_),
+        recorder_(s.opt.trace.empty() && s.opt.timeline.empty() ? nullptr : std::make_shared<plait::recorder>()),
+        world_(s.mesh, std::move(ranks), recorder_),
         ctx_{device, world_.stage(), sizes_of<Strategy>(s, world_.stage().shape()),
              static_cast<std::uint64_t>(s.opt.seed),
              plait::leaves_under<Strategy>(s.deterministic, world_.stage().shape())},
@@ -531,7 +531,7 @@ class llama_run final : public model_run {
         optimizer_(optimizer_options_of(s.opt)),
         states_(s, ctx_, world_.root(), model_, optimizer_),
         batches_(s, ctx_, model_.documents()),
-        exchange_(device, asks_at_norm ? world_.root().split(0, world_.root().rank()) : world_.root()),
+        exchange_(device, exchanges_at_norm ? world_.root().split(0, world_.root().rank()) : world_.root()),
         since_(world_.stage().ledger()) {
     world_.stage().checks().set(s.opt.compared);
     model_.visit([&](auto& p) {
@@ -548,7 +548,7 @@ class llama_run final : public model_run {
     if (!step_) {
       step_.emplace(ctx_, model_, optimizer_, s_.opt.clip);
       since_.begin();  // a load has reset the ledger
-      if (asks_at_norm) step_->on_norm([&] { ask(); }, [&] { hear(); });
+      if (exchanges_at_norm) step_->on_norm([&] { start_exchange(); }, [&] { finish_exchange(); });
       repeated_.emplace(ctx_, *step_, s_, world_.root());
     }
     judged_.reset();
@@ -560,10 +560,10 @@ class llama_run final : public model_run {
                 });
     optimizer_.begin_step(ctx_, s_.rate.at(index));
     if (!repeated_->replays()) ++counted_;
-    if (heard_ && index == traced_step(s_.opt, states_.steps_before())) return trace_step();
+    if (recorder_ && index == traced_step(s_.opt, states_.steps_before())) return trace_step();
     repeated_->run(ctx_);
-    if (!asks_at_norm) ask(), hear();
-    if (heard_) heard_->clear();
+    if (!exchanges_at_norm) start_exchange(), finish_exchange();
+    if (recorder_) recorder_->clear();
     return step_->result(ctx_);
   }
   const requests& asked() const override { return asked_; }
@@ -669,7 +669,7 @@ class llama_run final : public model_run {
   plait::world& world() override { return world_.stage(); }
   const std::vector<plait::stage_layers>& stages() const override { return stages_; }
   std::vector<std::vector<plait::step_event>> traced() override {
-    if (!heard_) return {};
+    if (!recorder_) return {};
     return plait::gather_records(device_, world_.root(), seen_, 0);
   }
   std::int64_t counted_steps() const override { return counted_; }
@@ -680,15 +680,15 @@ class llama_run final : public model_run {
   /// Whether ranks exchange requests during the norm. On a GPU they do not: the host is far ahead of the norm, and a
   /// step may be replayed without the host. Gathers have their own stream there, so an exchange after a step does not
   /// wait for them.
-  static constexpr bool asks_at_norm = std::is_same_v<Device, plait::cpu>;
+  static constexpr bool exchanges_at_norm = std::is_same_v<Device, plait::cpu>;
 
-  /// Starts the exchange of the ranks' requests. `hear` receives them.
-  void ask() {
+  /// Starts the exchange of the ranks' requests. `finish_exchange` receives them.
+  void start_exchange() {
     mine_ = since_.since();
     exchange_.start({static_cast<double>(interrupted.load()), static_cast<double>(save_asked.load()),
                      states_.has_finished_save() ? 1.0 : 0.0, static_cast<double>(mine_.size())});
   }
-  void hear() {
+  void finish_exchange() {
     asked_ = exchange_.finish();
     communication_.clear();
     if (with_communication_ && asked_.communication > 0)
@@ -702,14 +702,14 @@ class llama_run final : public model_run {
     std::vector<plait::pipeline_event> events;
     world_.root().barrier();
     device_.synchronize();
-    heard_->clear();
+    recorder_->clear();
     const double origin = plait::comm_clock();
     std::vector<plait::timed_entry> times;
     plait::step_executor<Device>& executor = model_.executor();
     executor.events = &events;
     executor.measured().times = &times;
     repeated_->run(ctx_);
-    if (!asks_at_norm) ask(), hear();
+    if (!exchanges_at_norm) start_exchange(), finish_exchange();
     const plait::step_result result = step_->result(ctx_);
     executor.events = nullptr;
     executor.measured().times = nullptr;
@@ -717,7 +717,7 @@ class llama_run final : public model_run {
     const plait::timed_program program{executor.step(), executor.along().rank(), times};
     const plait::axis_list along(plait::axis_of<plait::pp>);
     const auto group = static_cast<std::uint64_t>(s_.mesh.group_of(rank(), along));
-    seen_ = plait::events_of(s_.schedule.shape, events, *heard_, group, origin, &program);
+    seen_ = plait::events_of(s_.schedule.shape, events, *recorder_, group, origin, &program);
     return result;
   }
 
@@ -726,7 +726,7 @@ class llama_run final : public model_run {
 
   const setup& s_;
   Device& device_;
-  std::shared_ptr<plait::recorder> heard_;  ///< records communication if a step is traced
+  std::shared_ptr<plait::recorder> recorder_;  ///< records communication if a step is traced
   plait::pipeline_world world_;
   plait::context<Device> ctx_;
   std::vector<plait::stage_layers> stages_;

@@ -189,7 +189,7 @@ class keeper {
   /// Saves after a step, if it is due. Collective calls are made only if all ranks have the same reason for them.
   void after(std::int64_t steps, const requests& asked) {
     if (s_.opt.checkpoint_dir.empty()) return;
-    if (asked.ended_saves != 0) tell(run_.ended_saves(false));
+    if (asked.ended_saves != 0) report(run_.ended_saves(false));
     if (asked.save != 0) save_asked = 0;
     if (asked.save != 0 || (s_.opt.save_every > 0 && steps % s_.opt.save_every == 0)) save(steps);
   }
@@ -197,10 +197,10 @@ class keeper {
   /// ended.
   void finish(std::int64_t steps, bool worth_saving) {
     if (s_.opt.checkpoint_dir.empty()) return;
-    tell(run_.ended_saves(true));
+    report(run_.ended_saves(true));
     const bool has_failed = steps == newest_ended_ && !failure_.empty();
     if (worth_saving && (steps > last_ || has_failed)) save(steps);
-    tell(run_.ended_saves(true));
+    report(run_.ended_saves(true));
   }
   /// The error of the save of the newest step; empty: none.
   const std::string& failure() const { return failure_; }
@@ -210,19 +210,19 @@ class keeper {
  private:
   void save(std::int64_t steps) {
     last_ = steps;
-    tell(run_.room_for_save());  // which step is best depends on failed saves
+    report(run_.room_for_save());  // which step is best depends on failed saves
     std::optional<double>& loss = judged_[static_cast<std::uint64_t>(steps)];
     if (s_.opt.keep_best == "held-out") loss = run_.evaluate();
     best_step best = kept_;
     for (const auto& [step, its] : judged_)
       if (its && *its < best.loss) best = {static_cast<std::int64_t>(step), *its};
     try {
-      tell(run_.save(steps, best));
+      report(run_.save(steps, best));
     } catch (const plait::error_of_all& e) {
       ended({.step = static_cast<std::uint64_t>(steps), .failure = e.what()}, 0);
     }
   }
-  void tell(const std::vector<plait::finished_save>& saves) {
+  void report(const std::vector<plait::finished_save>& saves) {
     for (const plait::finished_save& s : saves)
       ended(s, run_.all_reduce(static_cast<double>(s.bytes), plait::reduce_op::sum));
   }
