@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/layer_check.hpp"
+#include "support/on_mesh.hpp"
 #include "support/test_data.hpp"
 
 using namespace plait;
@@ -45,12 +46,9 @@ std::vector<double> numbers(const nlohmann::json& flat) { return flat.at("values
 /// A golden norm on `tp_ranks` ranks that share each row.
 template <class Layer>
 void check_golden(const nlohmann::json& all, const nlohmann::json& golden, std::int64_t tp_ranks) {
-  threads::run(static_cast<int>(tp_ranks), [&](threads::communicator c) {
-    world ranks(two{1, tp_ranks}.shape(), c);
-    cpu device;
-    dim_sizes sizes;
-    sizes.set(dim_of<batch>, 2), sizes.set(dim_of<seq>, 2), sizes.set(dim_of<hidden>, 12);
-    context<cpu> ctx{device, ranks, sizes, 1};
+  dim_sizes sizes;
+  sizes.set(dim_of<batch>, 2), sizes.set(dim_of<seq>, 2), sizes.set(dim_of<hidden>, 12);
+  on_mesh(two{1, tp_ranks}, sizes, 1, [&](const context<cpu>& ctx) {
     Layer layer(ctx, all.at("eps").get<double>());
     layer.visit([&](auto& p) {
       const auto full = numbers(all.at(p.name() == "norm.weight" ? "weight" : "bias"));

@@ -12,6 +12,7 @@
 #include "plait/nn/linear.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/parallel/units.hpp"
+#include "support/on_mesh.hpp"
 
 using namespace plait;
 
@@ -50,10 +51,7 @@ std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level le
                           const data_axes& axes = {}) {
   const mesh<axis<dp>, axis<tp>> m(data, columns);
   std::vector<double> losses;
-  threads::run(static_cast<int>(m.size()), [&](threads::communicator ranks) {
-    world over(m.shape(), ranks);
-    cpu device;
-    const context<cpu> ctx{device, over, sizes_of<batch, hidden, ffn>(16, 6, 20), 7};
+  test::on_mesh(m, sizes_of<batch, hidden, ffn>(16, 6, 20), 7, [&](const context<cpu>& ctx) {
     std::vector<block> blocks;
     for (const char* name : {"first", "second"})
       blocks.emplace_back(linear<double, up>(ctx, std::string(name) + ".up"),
@@ -66,7 +64,7 @@ std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level le
 
     for (int step = 0; step < 4; ++step) {
       tensor<double, features> x(ctx);
-      kernels::fill_normal(device, x.data(), x.part(), 7, static_cast<std::uint64_t>(step), 0.0, 1.0);
+      kernels::fill_normal(ctx.device, x.data(), x.part(), 7, static_cast<std::uint64_t>(step), 0.0, 1.0);
       block::saved kept[2];
       std::vector<tensor<double, features>> between;
       units.begin_step(ctx);
@@ -104,8 +102,8 @@ std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level le
       if (made == mistake::finish_twice) units.finish_reduction(ctx, 0, reduced);
       optimizer.begin_step(ctx, 1e-2);
       for (auto& g : reduced) optimizer.update(ctx, std::move(g));
-      if (data > 1) over.group(axis_list(axis_of<dp>)).all_reduce(&loss, &loss, 1, dtype::f64, reduce_op::sum);
-      if (over.rank() == 0) losses.push_back(loss);
+      if (data > 1) ctx.ranks.group(axis_list(axis_of<dp>)).all_reduce(&loss, &loss, 1, dtype::f64, reduce_op::sum);
+      if (ctx.ranks.rank() == 0) losses.push_back(loss);
     }
   });
   return losses;
@@ -178,20 +176,19 @@ TEST_CASE("if only an axis of copies sums a parameter's gradient, every rank has
 }
 
 TEST_CASE("a unit in the memory of another is refused by both parameters") {
-  threads::run(2, [](threads::communicator ranks) {
-    world over(mesh<axis<dp>, axis<tp>>(2, 1).shape(), ranks);
-    cpu device;
-    const context<cpu> ctx{device, over, sizes_of<batch, hidden, ffn>(16, 6, 20), 7};
-    std::vector<double> weight(6 * 20), gradient(6 * 20);
-    const auto make = [&](const char* name) {
-      return linear<double, down>(ctx, name, {.memory = {weight.data(), gradient.data()}});
-    };
-    auto first = make("first"), second = make("second");
-    parameter_units<double, cpu> units(ctx, zero_level::replicated, {});
-    units.add(ctx, 0, [&](auto&& f) { first.visit(f); });
-    CHECK_THROWS_WITH_AS(units.add(ctx, 0, [&](auto&& f) { second.visit(f); }),
-                         doctest::Contains("the values of parameter second.weight share memory of the caller's with "
-                                           "the values of parameter first.weight"),
-                         error);
-  });
+  test::on_mesh(mesh<axis<dp>, axis<tp>>(2, 1), sizes_of<batch, hidden, ffn>(16, 6, 20), 7,
+                [](const context<cpu>& ctx) {
+                  std::vector<double> weight(6 * 20), gradient(6 * 20);
+                  const auto make = [&](const char* name) {
+                    return linear<double, down>(ctx, name, {.memory = {weight.data(), gradient.data()}});
+                  };
+                  auto first = make("first"), second = make("second");
+                  parameter_units<double, cpu> units(ctx, zero_level::replicated, {});
+                  units.add(ctx, 0, [&](auto&& f) { first.visit(f); });
+                  CHECK_THROWS_WITH_AS(
+                      units.add(ctx, 0, [&](auto&& f) { second.visit(f); }),
+                      doctest::Contains("the values of parameter second.weight share memory of the caller's with "
+                                        "the values of parameter first.weight"),
+                      error);
+                });
 }

@@ -13,6 +13,7 @@
 #include "plait/nn/norm.hpp"
 #include "plait/nn/pointwise.hpp"
 #include "plait/plan/dry_run.hpp"
+#include "support/on_mesh.hpp"
 #include "support/on_pointers.hpp"
 #include "support/small_layers.hpp"
 
@@ -98,21 +99,19 @@ void check_returned() {
   const call_workspace predicted =
       workspace_bytes(two{2}.shape(), sizes, 0, [](const auto& ctx) { return Layer<counting_device>(ctx); });
   call_workspace took;
-  threads::run(2, [&](threads::communicator c) {
-    world w(two{2}.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, w, sizes, 1};
+  test::on_mesh(two{2}, sizes, 1, [&](const context<cpu>& ctx) {
     Layer<cpu> layer(ctx);
     using L = Layer<cpu>;
     const tensor<float, typename L::input> x(ctx);
     const tensor<float, dual_t<typename L::output>> dy(ctx);
-    device.release_cache();
-    const auto before = static_cast<std::int64_t>(device.reserved_bytes());
+    ctx.device.release_cache();
+    const auto before = static_cast<std::int64_t>(ctx.device.reserved_bytes());
     typename L::saved kept;
     const auto y = layer.forward(ctx, x, &kept);
-    const auto between = static_cast<std::int64_t>(device.reserved_bytes());
+    const auto between = static_cast<std::int64_t>(ctx.device.reserved_bytes());
     const auto dx = layer.backward(ctx, x, kept, dy);
-    if (w.rank() == 0) took = {between - before, static_cast<std::int64_t>(device.reserved_bytes()) - between};
+    if (ctx.ranks.rank() == 0)
+      took = {between - before, static_cast<std::int64_t>(ctx.device.reserved_bytes()) - between};
   });
   CHECK(predicted.forward == took.forward);
   CHECK(predicted.backward == took.backward);

@@ -169,28 +169,25 @@ TEST_CASE("a program's arrays are gathered and scattered along any dim") {
   using columns = spec<batch, seq, shard<hidden, ax>, invariant<bx, cx>>;
   using whole = spec<batch, seq, hidden, invariant<ax, bx, cx>>;
   using terms = spec<batch, seq, hidden, partial<ax>, invariant<bx, cx>>;
-  threads::run(2, [&](threads::communicator c) {
-    world w(cube{2, 1, 1}.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, w, sizes_of<batch, seq, hidden>(2, 4, 6), 1};
+  on_mesh(cube{2, 1, 1}, sizes_of<batch, seq, hidden>(2, 4, 6), 1, [&](const context<cpu>& ctx) {
     std::vector<double> x(24), y(48), z(24), sums(48, 1.0);
     const part<double, rows> in(ctx, x.data());
     for (std::size_t i = 0; i < x.size(); ++i) {  // each element is its global index
       const std::size_t b = i / 12, s = i / 6 % 2, h = i % 6;
-      x[i] = static_cast<double>((b * 4 + s + 2 * static_cast<std::size_t>(c.rank())) * 6 + h);
+      x[i] = static_cast<double>((b * 4 + s + 2 * static_cast<std::size_t>(ctx.ranks.rank())) * 6 + h);
     }
     const part<double, whole> all = redistribute(ctx, in, part<double, whole>(ctx, y.data()));
     for (std::size_t i = 0; i < y.size(); ++i) CHECK(y[i] == static_cast<double>(i));
     redistribute(ctx, all, part<double, columns>(ctx, z.data()));
-    CHECK(z[3] == 6 + 3 * c.rank());
+    CHECK(z[3] == 6 + 3 * ctx.ranks.rank());
     redistribute(ctx, part<double, terms>(ctx, sums.data()), part<double, whole>(ctx, sums.data()));  // in place
     CHECK(sums[47] == 2);
     redistribute(ctx, part<const double, terms>(ctx, y.data()), in);  // reduce-scatter along the second dim
-    CHECK(x[12] == 2 * (24 + 12 * c.rank()));
+    CHECK(x[12] == 2 * (24 + 12 * ctx.ranks.rank()));
     CHECK(test::text_thrown_by([&] {
             redistribute(ctx, in, part<double, columns>(ctx, x.data() + 1));
           }).find("redistribute: in and out overlap, and the plan between them is ") != std::string::npos);
-    const context<cpu> other{device, w, sizes_of<batch, seq, hidden>(2, 4, 8), 1};
+    const context<cpu> other{ctx.device, ctx.ranks, sizes_of<batch, seq, hidden>(2, 4, 8), 1};
     CHECK(test::text_thrown_by([&] {
             redistribute(other, in, part<double, whole>(other, y.data()));
           }).find("redistribute: in has 24 elements, and in this context there are 32") != std::string::npos);

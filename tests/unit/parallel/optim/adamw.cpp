@@ -16,6 +16,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/gradient_norm.hpp"
+#include "support/on_mesh.hpp"
 #include "support/test_data.hpp"
 
 using namespace plait;
@@ -35,12 +36,9 @@ void check_close(const double* a, const std::vector<double>& b, double tolerance
 
 /// Runs the golden steps; every rank of `ranks` along dp stores the same parameters and makes the same steps.
 void run_golden(const nlohmann::json& golden, const nlohmann::json& steps, double limit, std::int64_t ranks) {
-  threads::run(static_cast<int>(ranks), [&](threads::communicator c) {
-    world w(two{ranks, 1}.shape(), c);
-    cpu device;
-    dim_sizes sizes;
-    sizes.set(dim_of<matrix_rows>, 5), sizes.set(dim_of<matrix_cols>, 3), sizes.set(dim_of<vector_dim>, 7);
-    const context<cpu> ctx{device, w, sizes, 1};
+  dim_sizes sizes;
+  sizes.set(dim_of<matrix_rows>, 5), sizes.set(dim_of<matrix_cols>, 3), sizes.set(dim_of<vector_dim>, 7);
+  test::on_mesh(two{ranks, 1}, sizes, 1, [&](const context<cpu>& ctx) {
     const auto& s = golden.at("settings");
     adamw<double> optimizer({s.at("beta1"), s.at("beta2"), s.at("eps"), s.at("weight_decay")});
     std::vector<double> matrix = numbers(golden.at("start").at("matrix")),
@@ -49,8 +47,9 @@ void run_golden(const nlohmann::json& golden, const nlohmann::json& steps, doubl
     const layout m = layout_v<spec<matrix_rows, matrix_cols>>, v = layout_v<spec<vector_dim>>;
     const layout alike = layout_v<spec<batch, invariant<dp, tp>>>;  // its gradient is the same on all ranks
     parameter<double, cpu> pm(ctx, {"matrix", {5, 3}, {}, true}, m, m, alike,
-                              {device, 15, matrix.data(), dmatrix.data()});
-    parameter<double, cpu> pv(ctx, {"vector", {7}, {}, false}, v, v, alike, {device, 7, vector.data(), dvector.data()});
+                              {ctx.device, 15, matrix.data(), dmatrix.data()});
+    parameter<double, cpu> pv(ctx, {"vector", {7}, {}, false}, v, v, alike,
+                              {ctx.device, 7, vector.data(), dvector.data()});
     for (std::size_t i = 0; i < steps.size(); ++i) {
       std::ranges::copy(numbers(golden.at("gradients")[i].at("matrix")), dmatrix.begin());
       std::ranges::copy(numbers(golden.at("gradients")[i].at("vector")), dvector.begin());
@@ -86,10 +85,7 @@ TEST_CASE("five steps of PyTorch's AdamW, with and without clipping") {
 TEST_CASE("the corrections of bias count the updates of each parameter") {
   struct one : dim_tag<"one"> {};
   using whole = spec<one, invariant<dp, tp>>;
-  threads::run(1, [](threads::communicator c) {
-    world w(two{1, 1}.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, w, sizes_of<one>(1), 1};
+  test::on_mesh(two{1, 1}, sizes_of<one>(1), 1, [](const context<cpu>& ctx) {
     constexpr double rate = 0.01, beta1 = 0.9, beta2 = 0.999;
     // A scalar under Adam as in the paper, by the number of its own updates.
     struct plain {
@@ -157,16 +153,13 @@ TEST_CASE("the corrections of bias count the updates of each parameter") {
 }
 
 TEST_CASE("the state of one model cannot be used for another") {
-  threads::run(1, [](threads::communicator c) {
-    world w(two{1, 1}.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, w, sizes_of<vector_dim>(2), 1};
+  test::on_mesh(two{1, 1}, sizes_of<vector_dim>(2), 1, [](const context<cpu>& ctx) {
     const layout lies = layout_v<spec<vector_dim>>, alike = layout_v<spec<batch, invariant<dp, tp>>>;
     std::vector<double> values(2, 1.0), gradient(2, 0.5);
     const auto made = [&] {
       return std::make_unique<parameter<double, cpu>>(
           ctx, parameter_info{"weight", {2}, {}, false}, lies, lies, alike,
-          parameter_place<double, cpu>{device, 2, values.data(), gradient.data()});
+          parameter_place<double, cpu>{ctx.device, 2, values.data(), gradient.data()});
     };
     auto one = made(), other = made();
     adamw<double> optimizer;

@@ -12,6 +12,7 @@
 #include "plait/parallel/optim/optimizer.hpp"
 #include "support/layer_check.hpp"
 #include "support/llama_parity.hpp"
+#include "support/on_mesh.hpp"
 #include "support/plain_muon.hpp"
 
 using namespace plait;
@@ -68,20 +69,17 @@ struct run_of_steps {
 std::vector<std::vector<std::vector<double>>> train(const two& mesh, const muon_options& options,
                                                     const run_of_steps& how = {}) {
   std::vector<std::vector<std::vector<double>>> all(static_cast<std::size_t>(mesh.size()));
-  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
-    world w(mesh.shape(), c);
-    cpu device;
-    dim_sizes sizes;
-    sizes.set(dim_of<grid_rows>, 12), sizes.set(dim_of<grid_columns>, 8), sizes.set(dim_of<heads>, 4);
-    sizes.set(dim_of<head_dim>, 2);
-    const context<cpu> ctx{device, w, sizes, 1};
+  dim_sizes sizes;
+  sizes.set(dim_of<grid_rows>, 12), sizes.set(dim_of<grid_columns>, 8), sizes.set(dim_of<heads>, 4);
+  sizes.set(dim_of<head_dim>, 2);
+  on_mesh(mesh, sizes, 1, [&](const context<cpu>& ctx) {
     std::deque<parameter<double, cpu>> parameters;
     const std::vector<tested> list = all_tested();
     const auto put = [&](const tested& t, double* to, const std::vector<double>& whole) {
-      const box part = local_box(t.stored, w.shape(), sizes, w.rank());
+      const box part = local_box(t.stored, ctx.ranks.shape(), sizes, ctx.ranks.rank());
       box from = part;
       from.offset = {}, from.local = from.global;
-      kernels::copy_box(device, whole.data(), from, to, part, part, sizeof(double));
+      kernels::copy_box(ctx.device, whole.data(), from, to, part, part, sizeof(double));
     };
     for (const tested& t : list) {
       auto& p = parameters.emplace_back(ctx, parameter_info{t.name, t.shape, {}, t.decays, false, t.hidden_layer},
@@ -95,7 +93,7 @@ std::vector<std::vector<std::vector<double>>> train(const two& mesh, const muon_
       for (std::size_t i = 0; i < list.size(); ++i) {
         parameters[i].gather(ctx);
         parameters[i].zero_gradient(ctx);
-        put(list[i], parameters[i].used_gradient(device), gradient_of(i));
+        put(list[i], parameters[i].used_gradient(ctx.device), gradient_of(i));
         reduced.push_back(parameters[i].reduce(ctx));
       }
       optimizer.begin_step(ctx, rate);
@@ -118,7 +116,7 @@ std::vector<std::vector<std::vector<double>>> train(const two& mesh, const muon_
     }
     CHECK(optimizer.step() == static_cast<std::int64_t>(how.rates.size()));
     for (auto& p : parameters)
-      all[static_cast<std::size_t>(w.rank())].push_back(gather_whole(ctx, p, std::as_const(p).value()));
+      all[static_cast<std::size_t>(ctx.ranks.rank())].push_back(gather_whole(ctx, p, std::as_const(p).value()));
   });
   return all;
 }
@@ -240,12 +238,9 @@ TEST_CASE("updates out of order are refused by name") {
   const auto failure_of = [](bool begun, int updates) {
     std::string text;
     try {
-      threads::run(1, [&](threads::communicator c) {
-        world w(two{1, 1}.shape(), c);
-        cpu device;
-        dim_sizes sizes;
-        sizes.set(dim_of<grid_rows>, 4), sizes.set(dim_of<grid_columns>, 2);
-        const context<cpu> ctx{device, w, sizes, 1};
+      dim_sizes sizes;
+      sizes.set(dim_of<grid_rows>, 4), sizes.set(dim_of<grid_columns>, 2);
+      on_mesh(two{1, 1}, sizes, 1, [&](const context<cpu>& ctx) {
         const layout whole = layout_v<spec<grid_rows, grid_columns>>;
         muon<double> optimizer;
         if (begun) optimizer.begin_step(ctx, 0.1);
