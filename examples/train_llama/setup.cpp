@@ -576,10 +576,14 @@ void plan_stages(setup& s, std::int64_t pp) {
 
 /// Refuses more chunks of the loss than a rank has positions, and chunks with a schedule that keeps all logits.
 void check_loss_chunks(const setup& s, std::int64_t cp, std::int64_t tp) {
-  const std::int64_t chunks = s.opt.loss_chunks, here = s.opt.seq / (cp * (s.opt.strategy == "sp" ? tp : 1));
+  const std::int64_t chunks = s.opt.loss_chunks, ranks = cp * (s.opt.strategy == "sp" ? tp : 1);
+  const std::int64_t here = s.opt.seq / ranks;
   if (chunks == 1) return;
   const auto refuse = [&](const std::string& why) { reject("--loss-chunks {}: {}", chunks, why); };
   if (chunks > here) refuse(fmt::format("each rank has {} positions of a sequence; legal are 1 to {}", here, here));
+  if (s.opt.leaves && s.opt.seq % ranks != 0)
+    refuse(fmt::format("{} ranks have unequally many of {} positions of a sequence; legal with --deterministic is 1",
+                       ranks, s.opt.seq));
   if (s.opt.leaves && here % chunks != 0)
     refuse(fmt::format(
         "each rank has {} positions of a sequence; legal with --deterministic are those that divide them", here));

@@ -105,6 +105,8 @@ goes_on() {
   }
 }
 goes_on moved "--mesh dp=2,tp=2 --micro-batch 2 --data-parallel zero2" "--mesh pp=2,cp=2 --micro-batch 4"
+goes_on unequal "--mesh dp=2,tp=3 --micro-batch 2 --data-parallel zero2" "--mesh cp=3 --micro-batch 8 --attention ring:contiguous"
+goes_on equal "--mesh cp=2 --micro-batch 8" "--mesh tp=3 --micro-batch 8"
 goes_on grown "--mesh cp=2 --micro-batch 8" "--mesh dp=4,tp=2 --micro-batch 1 --data-parallel zero3"
 
 b="--precision bf16"
