@@ -168,8 +168,11 @@ TEST_CASE("experts balanced by a bias and a loss over steps, which recomputation
   using whole = mesh<axis<dp>, axis<pp>, axis<ep>, axis<cp>, axis<tp>, axis<tp_rep>>;
   const schedule plan = make_schedule<one_f_one_b>(2, 4);
   found.add(check_model_on(whole{1, 2, 2, 1, 2, 1}.shape(), how, one, make, &plan), "pipeline");
-  how.microbatches = 1, how.parallel.parallel.level = zero_level::parameters;
-  found.add(check_model_on(mesh_of(2, 1, 2, 1), how, one, make), "ZeRO 3, 1 microbatch");
+  how.microbatches = 1;
+  for (const zero_level level : {zero_level::optimizer, zero_level::parameters}) {
+    how.parallel.parallel.level = level;
+    found.add(check_model_on(mesh_of(2, 1, 2, 1), how, one, make), "ZeRO, 1 microbatch");
+  }
   CHECK(found.text() == "");
 }
 
