@@ -599,7 +599,7 @@ class llama_run final : public model_run {
 
   std::optional<double> evaluate() override {
     if (judged_) return judged_;  // a step may be evaluated for --eval-every, a save and the end
-    model_.settle();              // the gathers after the update belong to the step
+    model_.wait_for_transfers();  // the gathers after the update belong to the step
     const plait::ledger before = world_.stage().ledger();
     judged_ = held_out_loss(ctx_, model_, batches_, [&] { return stop_asked(); });
     world_.stage().ledger().restore(before);
@@ -630,7 +630,7 @@ class llama_run final : public model_run {
 
   std::uint64_t weights_hash() override { return plait::weights_hash(ctx_, model_); }
   std::vector<plait::parameter_hash> hashes(bool gradients) override {
-    model_.settle();  // the gathers after the update belong to the step
+    model_.wait_for_transfers();  // the gathers after the update belong to the step
     const plait::ledger before = world_.stage().ledger();
     std::vector<plait::parameter_hash> all = plait::parameter_hashes(ctx_, model_, gradients);
     world_.stage().ledger().restore(before);
@@ -713,7 +713,7 @@ class llama_run final : public model_run {
     const plait::step_result result = step_->result(ctx_);
     executor.events = nullptr;
     executor.measured().times = nullptr;
-    model_.settle();  // the gathers after the update end too
+    model_.wait_for_transfers();  // the gathers after the update end too
     const plait::timed_program program{executor.step(), executor.along().rank(), times};
     const plait::axis_list along(plait::axis_of<plait::pp>);
     const auto group = static_cast<std::uint64_t>(s_.mesh.group_of(rank(), along));

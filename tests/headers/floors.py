@@ -1,6 +1,6 @@
 """floors.py INCLUDE_ROOT: a header includes only from its own floor or below, is in no circle, and opens with a comment
 of one to four lines that says what it is; files that the comment names exist. Comments begin with a subject, not with
-"What" or "The same"; none says "Next:" or "Likewise", and a sentence has at most MOST_WORDS words. No text has an option
+"What" or "The same"; none has a word of WORDS, and a sentence has at most MOST_WORDS words. No text has an option
 of a program, such as --mesh: an error names the field, and the program adds its option. The folders contain only headers
 and sources. A header whose code has a word of core/macros_off.hpp includes that header itself: a program may include it
 first, after macros of these names. A function has at most MOST_FUNCTION_LINES lines, from the line of its opening brace
@@ -22,7 +22,8 @@ MOST_WORDS = 25
 MOST_FUNCTION_LINES = 60
 MOST_FILES = 15
 NAMED = re.compile(r"(?<![\w/.])((?:\w+/)+\w+\.(?:hpp|ipp|cpp|cu|py|sh|md))\b")  # paths of files
-WORDS = re.compile(r"//.*\b(Next:|Likewise\b)")  # in comments: words that do not describe the code
+# Words in comments that leave the reader to guess who does what.
+WORDS = re.compile(r"//.*\b(Next:|([Ll]ikewise|[Ww]hoever|goes on|is told|says so|so many|gives up|put off)\b)")
 OPTION = re.compile(r'"[^"\n]*(?<![\w-])--[a-z][a-z-]+[^"\n]*"')  # an option of a program, in a text
 COMMENT = re.compile(r"\s*///?<? ?(.*)")
 SENTENCE_END = re.compile(r"(?<=[.:;!?]) ")
@@ -141,7 +142,7 @@ def main() -> int:
                 complaints.append(f"{name}: its comment names {named}, which does not exist")
         for line in text.split("\n"):
             if WORDS.search(line) or OPTION.search(line):
-                complaints.append(f"{name}: has 'Next:', 'Likewise' or the option of a program: {line.strip()}")
+                complaints.append(f"{name}: has a word of WORDS or the option of a program: {line.strip()}")
         complaints += [f"{name}: a sentence with more than {MOST_WORDS} words: {s}" for s in long_sentences(text)]
         lines = [line.strip() for line in text.split("\n")]
         for before, line in zip(["", *lines], lines):

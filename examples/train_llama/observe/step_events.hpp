@@ -374,7 +374,7 @@ inline std::string name_in_waits(const step_entry& e, const std::vector<std::str
 
 /// Returns the part of a step on rank `rank` that waited longest for communication over `axes`; 0 seconds if none did.
 /// `units` are the names of the step's units; only those of this rank are used.
-inline step_wait longest_wait(const step_schedule& step, int rank, const wait_book& waits, std::string_view axes,
+inline step_wait longest_wait(const step_schedule& step, int rank, const wait_times& waits, std::string_view axes,
                               const std::vector<std::string>& units) {
   const std::vector<step_entry>& program = step.programs[static_cast<std::size_t>(rank)];
   const auto name = [&](std::size_t place) {
@@ -382,7 +382,7 @@ inline step_wait longest_wait(const step_schedule& step, int rank, const wait_bo
   };
   std::vector<step_wait> parts;
   for (std::size_t place = 0; place < waits.places().size(); ++place)
-    for (const wait_book::entry& e : waits.places()[place]) {
+    for (const wait_times::entry& e : waits.places()[place]) {
       if (e.axes != axes) continue;
       step_wait wait{name(place), {}, e.seconds};
       if (e.started < 0)

@@ -64,7 +64,7 @@ class accounting final : public request_observer {
         owner_.row_->under_way.add(start_, end_);
       }
       int place = -1;
-      if (wait_book* const waits = owner_.ledger_->waits) {
+      if (wait_times* const waits = owner_.ledger_->waits) {
         place = waits->place();
         waits->add(place, owner_.label_, spent);
       }
@@ -95,7 +95,7 @@ class accounting final : public request_observer {
       if (early) row_->under_way.add(t.waited_from, t.waited_to);
       row_->under_way.last();
     }
-    if (wait_book* const waits = ledger_->waits)
+    if (wait_times* const waits = ledger_->waits)
       waits->add(static_cast<int>(token >> kind_bits & most_places) - 1, label_, spent);
     if (!events_) return;
     if (auto* e = events_->find(token >> (kind_bits + place_bits))) {

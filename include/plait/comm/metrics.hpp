@@ -60,7 +60,7 @@ class busy_time {
 /// The seconds that one rank has spent inside communicators. They are recorded by the place in the program where the
 /// rank waited, and by the place where the operation was started. parallel/executor.hpp numbers the places. Not
 /// synchronised: each rank has its own.
-class wait_book {
+class wait_times {
  public:
   struct entry {
     int started;       ///< where the operation was started: this place for a blocking call, -1 if unknown
@@ -114,8 +114,8 @@ struct ledger {
     bool timed = true;  ///< false: calls only enqueue work on a device, so seconds do not measure communication
   };
 
-  std::deque<row> rows;        ///< in order of first use; rows never move in memory
-  wait_book* waits = nullptr;  ///< records waits by place in the program; null: not recorded
+  std::deque<row> rows;         ///< in order of first use; rows never move in memory
+  wait_times* waits = nullptr;  ///< records waits by place in the program; null: not recorded
 
   row& of(std::string_view label);
 
@@ -145,7 +145,7 @@ class recorder {
     double end = 0;           ///< 0 until a started operation has been waited for, then as in `request_times`
     double waited = 0;        ///< seconds of [start, end] that the rank spent inside the communicator
     bool asynchronous = false;
-    int place = -1;  ///< the rank's place in its program (`wait_book`); -1: none
+    int place = -1;  ///< the rank's place in its program (`wait_times`); -1: none
   };
 
   int label(std::string_view name);
@@ -281,12 +281,12 @@ PLAIT_INLINE double busy_time::sum() const {
   return length;
 }
 
-PLAIT_INLINE void wait_book::at(int place) {
+PLAIT_INLINE void wait_times::at(int place) {
   place_ = place;
   if (place >= static_cast<int>(places_.size())) places_.resize(static_cast<std::size_t>(place) + 1);
 }
 
-PLAIT_INLINE void wait_book::add(int started, const std::string& axes, double seconds) {
+PLAIT_INLINE void wait_times::add(int started, const std::string& axes, double seconds) {
   all_ += seconds;
   if (place_ < 0) return;
   std::vector<entry>& here = places_[static_cast<std::size_t>(place_)];

@@ -268,7 +268,7 @@ class communicator : public verbs<communicator> {
     state_->flight = parent ? parent->flight : std::make_shared<flight_recorder>();
     state_->most_tag = detail::most_tag();
     state_->dog = parent ? parent->dog : std::make_shared<detail::watchdog>();
-    state_->moves = parent ? parent->moves : std::make_shared<detail::mover>();
+    state_->progress = parent ? parent->progress : std::make_shared<detail::progress_thread>();
     state_->called.set_label(label);
     if (!owned) state_->mark();
     if (!owned) detail::check(MPI_Comm_get_errhandler(comm, &state_->callers), "MPI_Comm_get_errhandler");

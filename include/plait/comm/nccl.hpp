@@ -121,7 +121,7 @@ class communicator : public verbs<communicator> {
     ncclConfig_t config = detail::config_of(s.home->settings, child->label);
     if (cuda::capturing(s.home->main))
       fail({"split on '", s.label, "': NCCL makes no communicator while a graph is recorded; ask for it before"});
-    s.settle();
+    s.wait_for_transfers();
     if (s.home->make_room) s.home->make_room();
     const op_ptr op = s.begin("split", 0);
     s.issue_late(*op, "ncclCommSplit", child, [&] {

@@ -35,7 +35,7 @@ struct memory_use {
 };
 
 /// Records, by address, which parameter uses which of the rank's memory.
-class lent_memory {
+class memory_uses {
  public:
   /// Gives these bytes to `by`, whose numbers overwrite those of other users. Throws if they hold a gradient that was
   /// not reduced.
@@ -51,7 +51,7 @@ class lent_memory {
 struct call_log {
   posted_program posted;
   /// Its `waits` has the rank's current place in its program. Null: the place is unknown.
-  const ledger* book = nullptr;
+  const ledger* counts = nullptr;
   /// The ranks of this rank's stage, as ranks of the whole mesh.
   std::vector<int> stage_ranks;
   /// The rule of the communicators whose calls are predicted.
@@ -122,7 +122,7 @@ inline std::string text_of(const mesh_shape& mesh) {
 
 namespace detail {
 /// How often a rank has called `zero_gradients`.
-struct begun_sums {
+struct unreduced_sums {
   std::int64_t calls = 0;
   std::int64_t first = 0;  ///< the first call of this step: a step begins when a parameter is zeroed again
 };
@@ -162,9 +162,9 @@ class world {
   /// `checks().set(value_check::every(100))`.
   value_checks& checks() { return checks_; }
   /// Records which parameter uses which of the program's memory.
-  detail::lent_memory& lent() { return lent_; }
+  detail::memory_uses& memory_uses() { return memory_uses_; }
   /// Records which sums of gradients have begun.
-  detail::begun_sums& sums() { return sums_; }
+  detail::unreduced_sums& sums() { return sums_; }
   /// Counts another communicator of this rank in this ledger, under its own label.
   any_communicator count(const any_communicator& other) { return other.counted(ledger_, events_); }
 
@@ -202,8 +202,8 @@ class world {
   std::shared_ptr<plait::recorder> events_;
   std::deque<entry> groups_;
   value_checks checks_;
-  detail::lent_memory lent_;
-  detail::begun_sums sums_;
+  detail::memory_uses memory_uses_;
+  detail::unreduced_sums sums_;
   std::shared_ptr<call_log> calls_;  ///< in a world made for counting
 };
 
@@ -212,7 +212,7 @@ class world {
 #ifndef PLAIT_COMPILED
 namespace plait {
 
-PLAIT_INLINE void detail::lent_memory::take(const void* memory, std::size_t bytes,
+PLAIT_INLINE void detail::memory_uses::take(const void* memory, std::size_t bytes,
                                             const std::shared_ptr<memory_use>& by) {
   const auto begin = reinterpret_cast<std::uintptr_t>(memory), end = begin + bytes;
   if (begin == end) return;
@@ -257,7 +257,7 @@ PLAIT_INLINE counting_communicator counting_communicator::pair(int rank, int fir
 
 PLAIT_INLINE void counting_communicator::write(const call& c, bool asynchronous) {
   if (!log_ || size_ < 2) return;
-  const wait_book* const waits = log_->book != nullptr ? log_->book->waits : nullptr;
+  const wait_times* const waits = log_->counts != nullptr ? log_->counts->waits : nullptr;
   log_->posted.calls.push_back({group_, c.kind, c.ragged ? 0 : static_cast<std::uint64_t>(c.count), c.type, c.op,
                                 c.peer, c.tag, log_->together, asynchronous, waits != nullptr ? waits->place() : -1});
 }
@@ -308,7 +308,7 @@ PLAIT_INLINE world::world(const mesh_shape& shape, std::int64_t rank, std::vecto
                           unequal_parts_rule unequal_parts)
     : shape_(shape), ledger_(std::make_shared<plait::ledger>()), calls_(std::make_shared<call_log>()) {
   for (int r = 0; stage_ranks.size() < static_cast<std::size_t>(shape.size()); ++r) stage_ranks.push_back(r);
-  calls_->book = ledger_.get();
+  calls_->counts = ledger_.get();
   calls_->unequal_parts = unequal_parts;
   calls_->stage_ranks = stage_ranks;
   root_ = counting_communicator(static_cast<int>(rank), "world", calls_, "world", std::move(stage_ranks));

@@ -25,7 +25,7 @@ namespace plait {
 namespace detail {
 
 /// Explains the segmentation fault of a program that accesses a counting device's memory, before the fault ends it.
-class untouchable_memory {
+class inaccessible_memory {
  public:
   static void add(const void* place, std::size_t bytes) {
     const auto begin = reinterpret_cast<std::uintptr_t>(place), end = begin + bytes;
@@ -141,7 +141,7 @@ class counting_device {
   }
 
   /// Reports all later work to `meter`, which must outlive that work. Null: to no meter.
-  void tell(work_meter* meter) { meter_ = meter; }
+  void report_to(work_meter* meter) { meter_ = meter; }
   void count_moved(double bytes) {
     if (meter_) meter_->moved(bytes);
   }
@@ -174,7 +174,7 @@ class counting_device {
     void* allocate(std::size_t bytes, std::uintptr_t) const {
       void* const place = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (place == MAP_FAILED) fail({"counting_device: no address space for ", bytes, " bytes"});
-      detail::untouchable_memory::add(place, bytes);
+      detail::inaccessible_memory::add(place, bytes);
       return place;
     }
     void release(void* place, std::size_t bytes, std::uintptr_t) const noexcept { ::munmap(place, bytes); }

@@ -136,7 +136,7 @@ class parameter {
   const layout& stored() const { return stored_; }
   const layout& used() const { return used_; }
   /// Whether the placement of dims differs between storage and use: with ZeRO, or a policy's `stored`.
-  bool stored_apart() const { return stored_apart_; }
+  bool stored_differently() const { return stored_apart_; }
   /// The part of the (padded) global parameter that belongs to this rank in the stored layout.
   const box& part() const { return part_; }
   std::int64_t size() const { return part_.local_size(); }
@@ -332,7 +332,7 @@ class parameter {
   [[noreturn]] void refuse(std::string_view text) const { fail({"parameter ", info_.name, text}); }
   static void take_memory(const context<Device>& ctx, const std::shared_ptr<detail::memory_use>& use,
                           const void* memory, std::size_t bytes) {
-    if (use && !only_counts<Device>) ctx.ranks.lent().take(memory, bytes, use);
+    if (use && !only_counts<Device>) ctx.ranks.memory_uses().take(memory, bytes, use);
   }
   /// Records that a pass adds to the gradient.
   void note_adding() {
@@ -409,7 +409,7 @@ class parameter {
   bool added_ = false;         ///< whether a pass has added to the gradient since its sum began
   bool empty_ = false;         ///< whether the gradient counts as zero, regardless of its memory
   std::function<void(parameter&, const context<Device>&)> end_of_step_;
-  detail::begun_sums* sums_;
+  detail::unreduced_sums* sums_;
   std::int64_t begun_in_ = 0;  ///< number of the last `zero_gradients` call that included it
   std::int64_t added_in_ = 0;  ///< number of the last such call before a pass began to add to it
 };
@@ -432,7 +432,7 @@ parameter<Precision, Device>::parameter(const context<Device>& ctx, parameter_in
       callers_master_(place.master),
       callers_reduced_(place.reduced),
       ordered_(sums_in_order(ctx)),
-      stored_apart_(detail::stored_apart(stored, placed)),
+      stored_apart_(detail::stored_differently(stored, placed)),
       sums_(&ctx.ranks.sums()) {
   enforce(check_stored(stored), "parameter " + info_.name);
   detail::agree_on_context(ctx);
@@ -461,7 +461,7 @@ auto parameter<Precision, Device>::value() -> master_type* {
 
 template <class Precision, compute_device Device>
 auto parameter<Precision, Device>::changed_slice() -> master_type* {
-  if (storage_) storage_->settle();  // otherwise a gather of the old values would mark these as gathered
+  if (storage_) storage_->wait_for_transfers();  // otherwise a gather of the old values would mark these as gathered
   set_changed();
   return master();
 }
@@ -597,7 +597,7 @@ void parameter<Precision, Device>::move_to(const context<Device>& ctx, flat_stor
     fail({"parameter ", info_.name, ": another training step has cut it in another way; a model has one policy"});
   const bool has_values = storage_ || (rounded ? !stored_value_.empty() : array_->has_values());
   const master_type* const old = has_values ? master() - slice().begin : nullptr;
-  if (storage_) storage_->settle();  // otherwise a gather to the old place would count for the new one
+  if (storage_) storage_->wait_for_transfers();  // otherwise a gather to the old place would count for the new one
   storage_ = &storage, in_storage_ = at, rounded_current_ = false;
   const storage_slice own = slice();
   if (old)
@@ -776,7 +776,7 @@ std::int64_t take_parts(const context<Device>& ctx, const Whole& whole, Layers&.
 template <compute_device Device, class... Layers>
 void zero_gradients(const context<Device>& ctx, Layers&... layers) {
   detail::memory_users users;
-  detail::begun_sums& sums = ctx.ranks.sums();
+  detail::unreduced_sums& sums = ctx.ranks.sums();
   bool again = false;
   each_parameter([&](auto& p) { again = again || p.begun_in_step(); }, layers...);
   ++sums.calls;

@@ -234,7 +234,7 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     start_gather(ctx);
     finish_gather();
   }
-  void settle() override { finish_gather(); }
+  void wait_for_transfers() override { finish_gather(); }
   /// Whether values have changed since the last gather, by an optimizer or in another way.
   bool stale() const {
     return std::any_of(members_.begin(), members_.end(), [](const member& m) {

@@ -51,7 +51,7 @@ class step_watch {
   std::vector<timed_entry>* times = nullptr;
 
   /// The waits of all runs so far.
-  const wait_book& waits() const { return waits_; }
+  const wait_times& waits() const { return waits_; }
 
   /// Counts the calls in `book` as this run's, until `end_run`.
   void begin_run(ledger& book) {
@@ -84,7 +84,7 @@ class step_watch {
   }
 
  private:
-  wait_book waits_;
+  wait_times waits_;
   ledger* book_ = nullptr;
   double waited_ = 0;  ///< when the entry began
 };

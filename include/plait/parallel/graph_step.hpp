@@ -49,7 +49,7 @@ class graph_step {
     else
       graph_.record([&] {
         step_.run(ctx);
-        step_.model().settle();
+        step_.model().wait_for_transfers();
       });
     graph_.launch();
     ctx.ranks.root().watch("replayed step");

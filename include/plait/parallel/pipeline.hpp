@@ -359,10 +359,10 @@ class pipeline {
   /// Without this call, the next pass does it.
   void gather_changed(const context<device>& ctx) {
     units_.gather_changed(ctx);
-    settle();
+    wait_for_transfers();
   }
   /// Waits until the parameter gathers that the last step has started are complete.
-  void settle() { units_.settle(); }
+  void wait_for_transfers() { units_.wait_for_transfers(); }
   /// Adds the losses of all microbatches to `loss` like `run`, but without gradients and dropout. Options of the loss,
   /// such as label smoothing, apply here too.
   void evaluate(const context<device>& ctx, batch& data, mean& loss, std::span<const std::int32_t* const> starts = {}) {
@@ -397,7 +397,7 @@ class pipeline {
   /// Calls f(parameter) for each parameter of one of this rank's stages.
   template <class F>
   void visit_chunk(int chunk, F&& f) {
-    settle();
+    wait_for_transfers();
     const visitor erased(f);
     at(chunk).visit(erased);
   }

@@ -83,7 +83,7 @@ class parameter_units {
   /// Makes later steps never query whether an operation is complete, because a recording cannot query it.
   void stop_polling() { polls_ = false; }
   /// Waits until all operations in flight are complete.
-  void settle();
+  void wait_for_transfers();
 
  private:
   void add_unit(const context<Device>& ctx, int stage, const std::vector<parameter*>& all);
@@ -304,7 +304,7 @@ void parameter_units<Precision, Device>::abandon_step() {
 }
 
 template <class Precision, compute_device Device>
-void parameter_units<Precision, Device>::settle() {
+void parameter_units<Precision, Device>::wait_for_transfers() {
   for (kept_unit& u : units_)
     for (const auto& b : u.buckets) b->finish_gather();
 }

@@ -67,7 +67,7 @@ struct computed_seconds {
   }
 };
 
-/// Sums the seconds of the work that is issued to a `counting_device` (`counting_device::tell`). The hardware must
+/// Sums the seconds of the work that is issued to a `counting_device` (`counting_device::report_to`). The hardware must
 /// outlive it.
 class work_clock final : public work_meter {
  public:

@@ -250,7 +250,7 @@ program_price price_program(const hardware& h, const program_layout& l, Sizes&& 
     const context<counting_device> ctx{device, world_of.stage(), sizes(world_of.stage().shape()), 1};
     rank_price& r = out.ranks.emplace_back();
     work_clock clock(h);
-    device.tell(&clock);
+    device.report_to(&clock);
     ledger& book = ctx.ranks.ledger();
     const auto meter = [&](auto&& work) {
       const computed_seconds before = clock.now();

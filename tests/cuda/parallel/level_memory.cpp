@@ -33,7 +33,7 @@ peaks peaks_of(const scenario& s, std::int64_t ranks, const pipeline_options& ho
       optimizer.begin_step(ctx, 1e-3);
       step.run(ctx);
       static_cast<void>(step.result(ctx));
-      step.model().settle();
+      step.model().wait_for_transfers();
     }
     if (ctx.ranks.rank() != ranks - 1) return;
     found.measured = static_cast<double>(ctx.device.peak_bytes());

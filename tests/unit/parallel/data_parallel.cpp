@@ -65,7 +65,7 @@ measured measure(const scenario& s, int ranks, const pipeline_options& how) {
       optimizer.begin_step(ctx, 1e-3);
       step.run(ctx);
       static_cast<void>(step.result(ctx));
-      step.model().settle();
+      step.model().wait_for_transfers();
     }
     if (c.rank() != ranks - 1) return;
     const auto sent = [&](collective kind) { return static_cast<double>(w.ledger().total("dp", kind).wire) / ranks; };

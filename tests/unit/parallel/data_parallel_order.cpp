@@ -176,7 +176,7 @@ TEST_CASE("values that ranks exchange around the norm travel before the gathers 
         CHECK(ended == i + 1);
         CHECK((gathers() > before) == (level != zero_level::replicated));
       }
-      step.model().settle();
+      step.model().wait_for_transfers();
     });
   }
 }

@@ -63,7 +63,7 @@ run_of_hashes train_hashed(const scenario& s, std::int64_t dp_ranks, std::int64_
       step.run(ctx);
       static_cast<void>(step.result(ctx));
     }
-    model.settle();
+    model.wait_for_transfers();
     const ledger before = ranks.stage().ledger();
     out.trained = parameter_hashes(ctx, model, true);
     CHECK((shape.size() == 1 || ranks.stage().ledger().total().calls > before.total().calls));

@@ -427,9 +427,9 @@ TEST_CASE("a dry run counts and prices a program's kernels, which must not touch
   tensor<float, rows, counting_device> y(ctx);
   const planner::hardware h = planner::load_hardware("h100", "hardware");
   planner::work_clock clock(h);
-  device.tell(&clock);
+  device.report_to(&clock);
   square(ctx, x, y);
-  device.tell(nullptr);
+  device.report_to(nullptr);
   const auto n = static_cast<double>(x.size());
   CHECK(device.operations() == n);
   CHECK(clock.now().total() == doctest::Approx(planner::memory_seconds(h, 8 * n, 1)));

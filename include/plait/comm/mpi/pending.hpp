@@ -42,7 +42,7 @@ struct call_count {
 };
 
 /// A waiting rank's message to the others, sent as bytes.
-struct presence {
+struct wait_report {
   static constexpr std::size_t most = 16;
 
   std::array<char, 128> waits_for{};  ///< "all_reduce #3 on 'dp'"; empty: the rank has reported nothing
@@ -70,22 +70,22 @@ struct waiting_operation {
 /// The operations that the ranks of a communicator family wait for. A rank sends its own after a tenth of a deadline,
 /// over a separate communicator. The others read these messages after their deadline. Before that, it costs no calls
 /// and no thread.
-class roll_call {
+class wait_reports {
  public:
   /// Collective over `all`.
-  roll_call(MPI_Comm all, int rank, int size) : rank_(rank), received_(static_cast<std::size_t>(size)) {
+  wait_reports(MPI_Comm all, int rank, int size) : rank_(rank), received_(static_cast<std::size_t>(size)) {
     check(MPI_Comm_dup(all, &comm_), "MPI_Comm_dup");
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     in_world_ = ranks_in(all, size, MPI_COMM_WORLD);
   }
-  roll_call(const roll_call&) = delete;
-  roll_call& operator=(const roll_call&) = delete;
-  ~roll_call() {
+  wait_reports(const wait_reports&) = delete;
+  wait_reports& operator=(const wait_reports&) = delete;
+  ~wait_reports() {
     int over = 0;
     if (MPI_Finalized(&over) != MPI_SUCCESS || over) return;
     collect();
     for (message& m : sent_)  // unfinished sends must keep their memory, so it leaks
-      if (!finish(m)) static_cast<void>(new std::shared_ptr<const presence>(std::move(m.content)));
+      if (!finish(m)) static_cast<void>(new std::shared_ptr<const wait_report>(std::move(m.content)));
     MPI_Comm_free(&comm_);
   }
 
@@ -93,9 +93,9 @@ class roll_call {
   void announce(const std::string& waits_for, const std::vector<const call_count*>& calls) {
     collect();  // messages of finished waits
     std::erase_if(sent_, [](message& m) { return finish(m); });
-    const auto content = std::make_shared<presence>();
+    const auto content = std::make_shared<wait_report>();
     std::copy_n(waits_for.data(), std::min(waits_for.size(), content->waits_for.size() - 1), content->waits_for.data());
-    content->communicators = std::min(calls.size(), presence::most);
+    content->communicators = std::min(calls.size(), wait_report::most);
     for (std::size_t i = 0; i < content->communicators; ++i) content->calls[i] = *calls[i];
     for (int k = 0; k < static_cast<int>(received_.size()); ++k) {
       if (k == rank_) continue;
@@ -135,7 +135,7 @@ class roll_call {
 
  private:
   struct message {
-    std::shared_ptr<const presence> content;
+    std::shared_ptr<const wait_report> content;
     MPI_Request request;
   };
 
@@ -159,7 +159,7 @@ class roll_call {
     for (int there = 1; there != 0;) {
       MPI_Status status;
       if (MPI_Iprobe(MPI_ANY_SOURCE, 0, comm_, &there, &status) != MPI_SUCCESS || there == 0) return;
-      presence content;
+      wait_report content;
       if (MPI_Recv(&content, sizeof content, MPI_BYTE, status.MPI_SOURCE, 0, comm_, MPI_STATUS_IGNORE) != MPI_SUCCESS)
         return;
       received_[static_cast<std::size_t>(status.MPI_SOURCE)] = content;
@@ -169,18 +169,18 @@ class roll_call {
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_;
   std::vector<int> in_world_;
-  std::vector<presence> received_;
+  std::vector<wait_report> received_;
   std::vector<message> sent_;
 };
 
 class watchdog;
-class mover;
+class progress_thread;
 
-/// A communicator and all that are split from it. They share one roll call.
+/// A communicator and all that are split from it. They share their reports of waits.
 struct family {
-  family(MPI_Comm all, int rank, int size) : roll(all, rank, size) {}
+  family(MPI_Comm all, int rank, int size) : reports(all, rank, size) {}
 
-  roll_call roll;
+  wait_reports reports;
   std::vector<const call_count*> calls;  ///< of the communicators that exist
 };
 
@@ -206,7 +206,7 @@ struct state {
   std::shared_ptr<flight_recorder> flight;
   std::shared_ptr<family> relatives;
   std::shared_ptr<watchdog> dog;
-  std::shared_ptr<mover> moves;
+  std::shared_ptr<progress_thread> progress;
 
   state() = default;
   state(const state&) = delete;
@@ -285,14 +285,14 @@ struct pending {
 
   std::string text() const { return plait::detail::operation_text(name, sequence, home->label); }
   /// Tells all other ranks that this rank waits.
-  void announce() const { home->relatives->roll.announce(text(), home->relatives->calls); }
+  void announce() const { home->relatives->reports.announce(text(), home->relatives->calls); }
   /// Returns the error text of an operation past its deadline. It names the missing ranks if MPI may be called
   /// (`callable`).
   std::string late(bool callable) const {
     call_count own = home->called;
     own.collectives = before;
     const std::string who =
-        callable ? home->relatives->roll.missing({home->comm, home->rank, home->size, peer, own})
+        callable ? home->relatives->reports.missing({home->comm, home->rank, home->size, peer, own})
                  : cat({plait::detail::someone_is_missing, ", which MPI without MPI_THREAD_MULTIPLE cannot say"});
     return cat({plait::detail::late_text(text(), bytes_text(bytes), home->deadline, who),
                 "; last operations: ", home->flight->text(16)});
@@ -325,12 +325,12 @@ class operation;
 /// Advances large operations while their ranks compute. Libraries move messages only inside MPI calls, and a reduction
 /// made of messages adds and sends again after its first exchange. A thread polls all operations in flight. If the
 /// library allows only one thread, each wait of the rank advances them instead.
-class mover {
+class progress_thread {
  public:
-  mover() = default;
-  mover(const mover&) = delete;
-  mover& operator=(const mover&) = delete;
-  ~mover() {
+  progress_thread() = default;
+  progress_thread(const progress_thread&) = delete;
+  progress_thread& operator=(const progress_thread&) = delete;
+  ~progress_thread() {
     {
       const std::lock_guard lock(mutex_);
       over_ = true;
@@ -367,20 +367,20 @@ class mover {
   std::thread thread_;
 };
 
-/// An asynchronous operation: its rank polls it and waits for it, and a mover may advance it. Only the rank writes its
-/// flight recorder.
+/// An asynchronous operation: its rank polls it and waits for it, and a progress thread may advance it. Only the rank
+/// writes its flight recorder.
 class operation {
  public:
   operation(pending&& p, bool moved) : pending_(std::move(p)), moved_(moved) {
-    if (moved_) pending_.home->moves->add(*this);
+    if (moved_) pending_.home->progress->add(*this);
   }
   operation(const operation&) = delete;
   operation& operator=(const operation&) = delete;
   ~operation() {
-    if (moved_) pending_.home->moves->remove(*this);
+    if (moved_) pending_.home->progress->remove(*this);
   }
 
-  /// Returns whether it is complete. Throws its error, also one that the mover's thread met.
+  /// Returns whether it is complete. Throws its error, also one that the progress thread met.
   bool test() {
     if (!advance()) return false;
     if (!std::exchange(noted_, true)) pending_.home->flight->mark(pending_.ticket, flight_recorder::state::completed);
@@ -397,7 +397,7 @@ class operation {
 
   /// Polls and yields after each poll, because there may be more ranks than cores.
   void wait() {
-    mover& others = *pending_.home->moves;
+    progress_thread& others = *pending_.home->progress;
     for (int i = 0; i < 1000; ++i) {
       if (test()) return;
       others.move_others(*this);
@@ -448,13 +448,13 @@ class operation {
   bool over_ = false, noted_ = false;
 };
 
-inline void mover::move_others(operation& o) {
+inline void progress_thread::move_others(operation& o) {
   if (allowed_ || in_flight_.empty()) return;  // only the rank's thread uses the list
   for (operation* const other : in_flight_)
     if (other != &o) static_cast<void>(other->advance());
 }
 
-inline void mover::move() {
+inline void progress_thread::move() {
   using std::chrono::microseconds;
   // A 10 Gbit/s link moves 500 kB in the longest pause, which is less than sockets buffer.
   constexpr microseconds shortest{50}, longest{400};

@@ -36,14 +36,14 @@
 namespace plait::nccl::detail {
 
 /// A communicator that must be aborted, and its GPU.
-struct doomed_communicator {
+struct communicator_to_abort {
   ncclComm_t comm;
   int device;
 };
 
 /// Aborts communicators concurrently, because one may wait for kernels that end only with another. Ends the process if
 /// this takes longer than `grace` seconds (0: no limit), because ranks that wait for it would hang.
-inline void abort_side_by_side(const std::vector<doomed_communicator>& doomed, double grace, const std::string& why) {
+inline void abort_side_by_side(const std::vector<communicator_to_abort>& doomed, double grace, const std::string& why) {
   struct progress {
     std::mutex mutex;
     std::condition_variable changed;
@@ -51,7 +51,7 @@ inline void abort_side_by_side(const std::vector<doomed_communicator>& doomed, d
   };
   const auto shared = std::make_shared<progress>();
   shared->left = doomed.size();
-  for (const doomed_communicator& one : doomed) {
+  for (const communicator_to_abort& one : doomed) {
     std::thread([one, shared] {
       static_cast<void>(cudaSetDevice(one.device));  // NCCL restores the thread's current GPU
       ncclCommAbort(one.comm);
@@ -131,7 +131,7 @@ class team {
   mutable std::mutex mutex_;
   std::condition_variable aborted_;
   bool aborting_ = false;
-  std::vector<doomed_communicator> doomed_;
+  std::vector<communicator_to_abort> doomed_;
   double grace_ = 0;
   std::vector<session*> sessions_;
   plait::detail::failure failure_;
@@ -293,7 +293,7 @@ class session {
 
   /// Adds the communicators that this rank owns to the list of those to abort; they are unusable from now on. A call
   /// that is being issued has until `until` to return.
-  void add_doomed(std::vector<doomed_communicator>& doomed, double until) {
+  void add_doomed(std::vector<communicator_to_abort>& doomed, double until) {
     std::unique_lock calls(issue_, std::defer_lock);
     while (!calls.try_lock() && comm_clock() < until) std::this_thread::sleep_for(std::chrono::milliseconds(2));
     const std::lock_guard lock(mutex_);
@@ -478,7 +478,7 @@ struct state {
   }
 
   /// Waits until all calls on this communicator are complete, because NCCL cannot split one with operations in flight.
-  void settle() {
+  void wait_for_transfers() {
     if (!used) return;
     join_last_started();
     cuda::event all;

@@ -84,7 +84,7 @@ class flat_storage {
   /// Gathers the values of all its parameters for the layers. Collective over `axes`.
   virtual void gather(const context<Device>& ctx) = 0;
   /// Waits for a gather in flight. It communicates with no rank.
-  virtual void settle() = 0;
+  virtual void wait_for_transfers() = 0;
 
   /// The axes over whose ranks it is split; empty: every rank has all of it.
   const axis_list& axes() const { return axes_; }

@@ -57,7 +57,7 @@ inline double update_cost(const parameter_info& info) {
 
 namespace detail {
 /// Whether dims are placed differently in storage and in use.
-constexpr bool stored_apart(const layout& stored, const layout& placed) {
+constexpr bool stored_differently(const layout& stored, const layout& placed) {
   for (const dim_placement& p : stored.dims)
     if (!(p.axes == placed.axes_of(p.dim))) return true;
   return false;

@@ -301,7 +301,7 @@ std::optional<array_layouts> layouts_of(const std::vector<parameter_ptr<Precisio
       out->several = true;
     else
       out = array_layouts{p->used(), p->stored(), p->used_size(), p->size()};
-    out->apart = out->apart || p->stored_apart();
+    out->apart = out->apart || p->stored_differently();
   }
   return out;
 }
