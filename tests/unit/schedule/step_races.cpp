@@ -1,6 +1,7 @@
 // program: schedules
 // Races of overlapped communication that were found in public training programs, each as a fault in a step that
-// `verify` refuses.
+// `verify` refuses. NVIDIA/Megatron-LM#4609, a buffer that is reused while it holds a gradient, has no case: in a step
+// no two gradients share memory.
 #include <doctest/doctest.h>
 
 #include <cstddef>
