@@ -78,6 +78,9 @@ void declare(CLI::App& app, options& opt) {
          "what may be in the host's memory, to search: none, optimizer, activations, both (default: all of them "
          "where the hardware has a host_bandwidth)")
       ->delimiter(',');
+  app.add_option("--loss-chunks", opt.search.loss_chunks,
+                 "chunks of a rank's tokens for which head and loss run one after the other, in all layouts")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
   app.add_option("--top", opt.search.most, "how many layouts to show")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
@@ -124,7 +127,7 @@ void check_given(const CLI::App& app, const options& opt) {
         {"--model", "--cluster", "--program", "--precision", "--seq", "--batch", "--batch-tokens"});
   if (app.count("--layout") > 0)
     for (const char* searched : {"--tp", "--cp", "--pp", "--ep", "--microbatch", "--schedule", "--recompute", "--zero",
-                                 "--replicate", "--context", "--offload", "--memory-share", "--top"})
+                                 "--replicate", "--context", "--offload", "--loss-chunks", "--memory-share", "--top"})
       if (app.count(searched) > 0)
         plait::fail({"--layout prices one layout, and ", searched, " is for a search; leave one of them out"});
   if (app.count("--ranks") + app.count("--backend") > 0 && opt.calibrate.empty())

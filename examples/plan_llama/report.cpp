@@ -89,6 +89,7 @@ std::string trainer_options(const findings& f, const pp::training_layout& l) {
   if (l.zero != plait::zero_level::replicated)
     out += fmt::format(" --data-parallel {}", levels[static_cast<int>(l.zero)]);
   if (l.replicate != pp::replication::none) out += " --replicate-over " + pp::replicate_text(l);
+  if (l.loss_chunks > 1) out += fmt::format(" --loss-chunks {}", l.loss_chunks);
   if (l.offload_activations || l.offload_optimizer)
     out += fmt::format(" --device cuda --offload {}", pp::offload_text(l));
   return out;

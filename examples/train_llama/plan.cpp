@@ -223,6 +223,7 @@ pp::training_layout given_layout(const options& opt) {
   l.sequence_parallel = opt.strategy == "sp";
   pp::set_layout_key(l, "context", opt.attention.substr(0, opt.attention.find(':')), "--attention");
   pp::set_layout_key(l, "offload", opt.offload, "--offload");
+  l.loss_chunks = opt.loss_chunks;
   return l;
 }
 
@@ -231,6 +232,7 @@ pp::search_options search_of(const options& opt) {
   pp::search_options search;
   search.orders = pp::axis_orders::pipeline_inside;  // the order of the trainer's meshes
   search.sequence_parallel = given.sequence_parallel;
+  search.loss_chunks = given.loss_chunks;
   search.context = {given.context};
   search.most = most_tried;
   if (opt.given("--micro-batch")) search.microbatch = {given.microbatch};

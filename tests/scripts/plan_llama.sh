@@ -44,6 +44,9 @@ lacks '^train_llama --mesh .* --strategy tp ' whole.txt
 plan --model llama-3-8b --cluster h100:8 --seq 8192 --batch 64 --layout dp=8,offload=activations >offload.txt || fail "offload"
 lacks '^memory of the host: [0-9.]* GB a rank are offloaded, and 256.0 GB there are$' offload.txt
 lacks '^train_llama --mesh .* --device cuda --offload activations$' offload.txt
+plan --model llama-3-8b --cluster h100:8 --seq 8192 --batch 64 --loss-chunks 16 --top 1 >chunked.txt || fail "a loss in chunks"
+lacks '^   1 .*,loss_chunks=16 ' chunked.txt
+lacks '^train_llama --mesh .* --loss-chunks 16$' chunked.txt
 plan --model llama-3-70b --cluster h100:8 --seq 8192 --batch 64 --json >only.json || fail "a model that fits with offload alone"
 plan --model llama-3-70b --cluster h100:8 --seq 8192 --batch 64 --offload both --top 1 --json >both.json || fail "--offload both"
 python3 - <<'PYTHON' || fail "what is offloaded: $(cat only.json both.json)"

@@ -151,6 +151,15 @@ inline std::string why_no_host_link(const hardware& h, const training_layout& l)
               " has no host_bandwidth; legal is none, or a description that gives host_bandwidth"});
 }
 
+/// Returns the bytes of the logits of a chunk of the loss, and of their gradients.
+inline double logit_bytes(const training_job& job, const training_layout& l) {
+  const rank_sizes z(job, l);
+  const std::int64_t positions = std::max<std::int64_t>(1, l.positions(job));
+  const std::int64_t of_chunk = (positions + l.loss_chunks - 1) / l.loss_chunks;
+  const double part = static_cast<double>(of_chunk) / static_cast<double>(positions);
+  return part * z.tokens * z.vocab * job.program.logit_bytes;
+}
+
 /// The step of a layout that offloads activations, as the trainer runs it. Units are the embedding, each block and the
 /// head.
 class offloaded_step {
@@ -170,8 +179,7 @@ class offloaded_step {
       }
     }
     // The input of the head, its norm's output, and the scores.
-    add(l.stages() - 1,
-        2 * job.program.activation_bytes() * z.hidden * z.cut_tokens + z.tokens * z.vocab * job.program.logit_bytes);
+    add(l.stages() - 1, 2 * job.program.activation_bytes() * z.hidden * z.cut_tokens + logit_bytes(job, l));
     const std::string name = l.pp == 1 ? name_of(schedule_kind::one_f_one_b) : schedule_text(l);
     step_ = with_offload(expand(parse_schedule(name, static_cast<int>(l.pp), static_cast<int>(l.microbatches(job))),
                                 std::move(units), {}));
@@ -236,7 +244,7 @@ struct rank_load {
     // Selective recomputation makes the norm's output of attention or of the MLP again, one at a time.
     if (l.recompute == plait::recompute::selective && !program.selective_drops_scores_only)
       passes.working -= e * z.hidden * (z.cut_tokens + (program.keeps_gathered && l.cuts_sequence() ? z.tokens : 0));
-    if (rank == last_rank(l)) passes.logits = z.tokens * z.vocab * program.logit_bytes;
+    if (rank == last_rank(l)) passes.logits = logit_bytes(job, l);
     if (l.pp > 1) passes.buffers += 4 * e * z.hidden * z.cut_tokens;
     // Rows that came from other ranks are copied into the order of experts.
     if (l.ep > 1) passes.buffers += e * z.hidden * z.routed;

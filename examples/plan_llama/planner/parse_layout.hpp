@@ -17,8 +17,8 @@ namespace plait::planner {
 
 /// The keys of a layout's text, for messages.
 inline constexpr std::string_view layout_keys =
-    "tp, cp, pp, dp, ep, microbatch, schedule, recompute, zero, replicate, sequence_parallel, context, offload and "
-    "order";
+    "tp, cp, pp, dp, ep, microbatch, schedule, recompute, zero, replicate, sequence_parallel, context, offload, "
+    "loss_chunks and order";
 
 /// Reads a whole number of at least `least`. With `suffixes` it may end in K, M or G (1024, its square and cube, for
 /// batches of tokens: 16M is 16 x 1024 x 1024). Throws `error` with `flag`.
@@ -55,8 +55,13 @@ inline void set_layout_key(training_layout& l, std::string_view key, std::string
     fail({where, ": unknown value '", value, "'; legal are ", legal});
   };
   constexpr std::pair<std::string_view, std::int64_t training_layout::*> counts[] = {
-      {"tp", &training_layout::tp}, {"cp", &training_layout::cp}, {"pp", &training_layout::pp},
-      {"dp", &training_layout::dp}, {"ep", &training_layout::ep}, {"microbatch", &training_layout::microbatch}};
+      {"tp", &training_layout::tp},
+      {"cp", &training_layout::cp},
+      {"pp", &training_layout::pp},
+      {"dp", &training_layout::dp},
+      {"ep", &training_layout::ep},
+      {"microbatch", &training_layout::microbatch},
+      {"loss_chunks", &training_layout::loss_chunks}};
   for (const auto& [name, member] : counts)
     if (key == name) {
       l.*member = parse_count(value, where);
@@ -176,6 +181,7 @@ inline std::string layout_text(const training_layout& l) {
   if (!l.sequence_parallel) out += ",sequence_parallel=0";
   if (l.context != context_kind::ring) out += cat({",context=", name_of(l.context)});
   if (l.offload_activations || l.offload_optimizer) out += cat({",offload=", offload_text(l)});
+  if (l.loss_chunks > 1) out += cat({",loss_chunks=", l.loss_chunks});
   if (l.pipeline_inside) out += ",order=tp-cp-pp-dp";
   return out;
 }

@@ -54,6 +54,7 @@ struct search_options {
   std::vector<offload_choice> offload{};
   axis_orders orders = axis_orders::both;
   bool sequence_parallel = true;             ///< along tp
+  std::int64_t loss_chunks = 1;              ///< of every candidate
   double memory_share = usual_memory_share;  ///< largest share of a device's memory to fill; above 0, at most 1
   std::size_t most = 10;                     ///< layouts to return, best first
 };
@@ -415,6 +416,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
         training_layout l;
         l.tp = tp, l.cp = cp, l.pp = pp;
         l.sequence_parallel = options.sequence_parallel, l.folds_experts = job.program.folds_experts;
+        l.loss_chunks = options.loss_chunks;
         if (accelerators % (tp * cp * pp) != 0) {
           prices.passed_over(l, accelerators);
           continue;

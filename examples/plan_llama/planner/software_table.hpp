@@ -20,7 +20,7 @@ inline std::vector<software> known_software() {
     software s;
     s.name = name;
     s.keeps_gathered = s.packs = false;  // their sequence is the outermost dim
-    s.offloads = false;                  // without a price
+    s.offloads = s.chunks_loss = false;  // without a price
     s.folds_experts = true;              // Megatron-Core's default (expert_tensor_parallel_size 1)
     s.logit_bytes = 8;                   // bf16, float, and a gradient of bf16
     change(s);

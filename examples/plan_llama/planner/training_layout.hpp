@@ -76,10 +76,13 @@ struct training_layout {
   context_kind context = context_kind::ring;
   bool offload_activations = false;  ///< kept activations are in host memory between passes
   bool offload_optimizer = false;    ///< moments and master copies are in host memory
+  std::int64_t loss_chunks = 1;      ///< of a rank's tokens, each with its own pass of head and loss
 
   std::int64_t ranks() const { return tp * cp * pp * dp; }
   std::int64_t stages() const { return pp * chunks; }
   bool cuts_sequence() const { return sequence_parallel && tp > 1; }
+  /// Positions of a sequence on a rank between blocks.
+  std::int64_t positions(const training_job& job) const { return job.seq / (cp * (cuts_sequence() ? tp : 1)); }
   /// Microbatches of a rank in a step.
   std::int64_t microbatches(const training_job& job) const { return job.global_batch / (dp * microbatch); }
 
@@ -181,6 +184,22 @@ inline std::string why_no_hybrid(const training_layout& l, const training_job& j
 }  // namespace detail
 
 namespace detail {
+
+/// Returns why the loss of a layout cannot be computed in chunks; empty if it can.
+inline std::string why_no_loss_chunks(const training_layout& l, const training_job& job) {
+  if (l.loss_chunks == 1) return {};
+  const auto refuse = [&](const std::string& why) { return cat({"loss_chunks is ", l.loss_chunks, " and ", why}); };
+  if (!job.program.chunks_loss)
+    return refuse(cat({"the program ", job.program.name, "; legal is 1, and more for the program plait"}));
+  if (l.loss_chunks > l.positions(job))
+    return refuse(cat({"a rank has ", l.positions(job), " positions of a sequence; legal is at most as many"}));
+  using enum schedule_kind;
+  if (l.pp > 1 && l.schedule != gpipe && l.schedule != one_f_one_b && l.schedule != schedule_kind::interleaved)
+    return refuse(cat({"the schedule ", name_of(l.schedule),
+                       " defers weight gradients, for which the gradients of all logits wait; legal is 1, or gpipe, "
+                       "1f1b or interleaved"}));
+  return {};
+}
 
 /// Returns why a layout's offload has no price; empty if it has one.
 inline std::string why_no_offload(const training_layout& l, const training_job& job) {
@@ -292,6 +311,7 @@ inline layout_refusal refusal_of(const training_layout& l, const training_job& j
                      "; the nearest legal batches are ", m_count < l.pp ? share * l.pp : m_count / l.pp * l.pp * share,
                      " and ", (m_count / l.pp + 1) * l.pp * share})};
   if (std::string e = detail::why_no_offload(l, job); !e.empty()) return {17, e};
+  if (std::string e = detail::why_no_loss_chunks(l, job); !e.empty()) return {17, e};
   return refusal_of_data(l, job);
 }
 

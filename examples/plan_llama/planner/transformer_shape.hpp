@@ -159,6 +159,7 @@ struct software {
   bool sends_tokens_once = false;  ///< a token is sent once into a unit of the network for all experts there (DeepEP)
   bool packs = true;               ///< gathers and scatters along a sequence that is not the outermost dim also copy
   bool bare_ends = false;          ///< the first and the last stage of a pipeline may have no block
+  bool chunks_loss = true;         ///< head and loss can be computed for one chunk of tokens after the other
   bool offloads = true;            ///< activations and the optimizer's state can be in host memory
   double host_seconds = 0;         ///< least time of a layer's forward or backward pass, in which the host starts it
 

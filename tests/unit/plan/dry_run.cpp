@@ -164,6 +164,8 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, 5.5 % with of
                            "tp=2,dp=2,ep=2,microbatch=2,recompute=selective",
                            "tp=1,cp=2,dp=4,ep=4,microbatch=2,zero=2",
                            "tp=2,dp=4,ep=2,microbatch=2,zero=3",
+                           "tp=2,cp=2,dp=2,microbatch=2,zero=1,loss_chunks=4",
+                           "tp=2,pp=2,dp=2,microbatch=2,zero=1,loss_chunks=2",
                            "tp=2,dp=2,microbatch=2,zero=1,offload=activations",
                            "tp=2,pp=2,dp=2,microbatch=2,zero=1,offload=activations",
                            "tp=2,pp=2,dp=2,microbatch=2,zero=1,recompute=full,offload=activations",
@@ -196,6 +198,7 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, 5.5 % with of
         how.axes = {.shard = axis_list(axis_of<dp>), .replicate = axis_list(axis_of<cp>)};
       llama_options options;
       options.keep = layer_recompute(l.recompute);
+      options.loss_chunks = l.loss_chunks;
       options.expert_limit = job.model.limited ? 1.25 : 0;
       pipeline<stage> model(
           ctx, ranks.along(), plan, parts,

@@ -5,6 +5,7 @@
 
 #include "plan_llama/planner/llama_shape.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
+#include "plan_llama/planner/software_table.hpp"
 
 namespace {
 
@@ -44,7 +45,7 @@ TEST_CASE("a layout's text is read unchanged") {
                            "tp=1,cp=1,pp=1,dp=16,microbatch=1,recompute=none,zero=3,replicate=dp:4",
                            "tp=1,cp=1,pp=1,dp=2,microbatch=1,recompute=none,zero=1,offload=optimizer",
                            "tp=1,cp=1,pp=1,dp=2,microbatch=1,recompute=none,zero=1,offload=activations",
-                           "tp=1,cp=1,pp=1,dp=2,microbatch=1,recompute=full,zero=1,offload=both"}) {
+                           "tp=1,cp=1,pp=1,dp=2,microbatch=1,recompute=full,zero=1,offload=both,loss_chunks=8"}) {
     CAPTURE(text);
     const pp::training_layout l = pp::parse_layout(text, "x");
     CHECK(pp::layout_text(l) == text);
@@ -135,6 +136,16 @@ TEST_CASE("a layout that cannot train a job is refused by field, with the neares
   CHECK(why("tp=8,cp=1048576,pp=1,dp=1048576") ==
         "tp, cp, pp and dp together are more than 1000000000 ranks, which is more than anybody has");
   CHECK(why("tp=2,cp=8,context=ulysses", 512, 8192).empty());
+  CHECK(why("tp=2,cp=8,loss_chunks=512", 512, 8192).empty());
+  CHECK(why("tp=2,cp=8,loss_chunks=513", 512, 8192) ==
+        "loss_chunks is 513 and a rank has 512 positions of a sequence; legal is at most as many");
+  CHECK(why("tp=8,pp=2,schedule=zb_v,loss_chunks=2") ==
+        "loss_chunks is 2 and the schedule zb_v defers weight gradients, for which the gradients of all logits wait; "
+        "legal is 1, or gpipe, 1f1b or interleaved");
+  pp::training_job other = job_of(8);
+  other.program = pp::software_called("megatron", "x");
+  CHECK(pp::why_illegal(pp::parse_layout("tp=8,loss_chunks=2", "x"), other) ==
+        "loss_chunks is 2 and the program megatron; legal is 1, and more for the program plait");
   pp::training_job thirds = job_of(8, 6144);
   thirds.model.heads = 24;
   CHECK(pp::why_illegal(pp::parse_layout("cp=3,context=ulysses", "x"), thirds) ==

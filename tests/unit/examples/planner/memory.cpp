@@ -199,6 +199,9 @@ TEST_CASE("programs differ in the memory of sharded parameters, of logits and of
   const double logits = 8192.0 * static_cast<double>(job.model.vocab);
   CHECK(at("fsdp", "dp=8,zero=3").logits == 14 * logits);
   CHECK(at("llm-foundry", "dp=8,zero=3").logits == 4 * logits);
+  CHECK(at("plait", "dp=8,zero=3").logits == 2 * logits);
+  CHECK(at("plait", "dp=8,zero=3,loss_chunks=16").logits == 2 * logits / 16);
+  CHECK(at("plait", "tp=2,dp=4,zero=3,loss_chunks=3").logits == logits * 1366 / 4096);  // of 8192 / tp positions
   // Transformer Engine: one byte for each value of two norms' outputs and of the MLP's product, and one more for
   // attention's output.
   job.program = pp::software_called("nemo", "x");
