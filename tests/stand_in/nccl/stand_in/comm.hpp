@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "plait/comm/threads.hpp"
+#include "plait/comm/threads.ipp"  // what ranks share
 #include "plait/comm/threads/cuda.hpp"
 #include "types.hpp"
 
