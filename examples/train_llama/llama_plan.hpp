@@ -192,6 +192,7 @@ run_plan plan_for(const setup& s, Counted& counted) {
   plan.on_host += static_cast<double>(step.host_bytes) - static_cast<double>(ctx.device.host_bytes_in_use());
   if (s.cudnn && s.opt.attention_sums == "fixed")
     plan.attention = static_cast<double>(ctx.device.fixed_order_attention_bytes());
+  plan.peak = static_cast<double>(step.peak_bytes) + plan.attention;
   plan.traffic = step.traffic;
   plan.posted = step.posted;
   if (!s.opt.checkpoint_dir.empty()) {

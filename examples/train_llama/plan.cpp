@@ -49,7 +49,7 @@ run_plan plan_of(const setup& s) {
     run_plan plan = plan_of_rank(s, at * inner, s.stages);
     parameters.insert(parameters.end(), plan.parameters.begin(), plan.parameters.end());
     state.insert(state.end(), plan.state.begin(), plan.state.end());
-    if (!most || plan.bytes() > most->bytes()) most = std::move(plan);
+    if (!most || plan.peak > most->peak) most = std::move(plan);
   }
   most->parameters = std::move(parameters);
   most->state = std::move(state);
@@ -459,6 +459,7 @@ void print_plan(const setup& s, const run_plan& plan) {
     say("  {:12} {:>12}, of cuDNN's gradients in a fixed order; none with --attention-sums any\n", "attention",
         size_text(plan.attention));
   row("in all", plan.bytes());
+  say("  {:12} {:>12}, within a pass\n", "at the peak", size_text(plan.peak));
   if (plan.on_host > 0) row("on the host", plan.on_host);
   if (plan.saved > 0)
     say("  {:12} {:>12}, of the host: two copies of the {} that the rank writes of a step to --checkpoint-dir\n",

@@ -38,6 +38,7 @@ struct run_plan {
   double kept = 0;       ///< activations
   double attention = 0;  ///< scratch of cuDNN's gradients in a fixed order
   double bytes() const { return weights + gradients + optimizer + kept + attention; }
+  double peak = 0;     ///< the most bytes at a time in a step, within a pass
   double on_host = 0;  ///< offloaded bytes
   double saved = 0;    ///< bytes that the rank writes in a save, if steps are saved
   /// The tensors that the step of --resume or --init-from must have; empty if there is no such step.

@@ -19,7 +19,7 @@ for line in '^mesh: 16 ranks, dp=2, tp=8' '^model: 8030261248 parameters' 'resid
   'layers.0.self_attn.q_proj.weight .*shard<heads, tp' 'lm_head.weight .*shard<vocab, tp' 'tp .*all_gather .* calls, ' \
   'tp .*reduce_scatter' 'dp .*all_reduce' \
   'order of collectives: [0-9]* collectives and messages of a step stand in one order on all 16 ranks' \
-  '^memory of a rank' 'weights .*B$' 'gradients' 'optimizer' 'activations' 'in all'; do
+  '^memory of a rank' 'weights .*B$' 'gradients' 'optimizer' 'activations' 'in all' 'at the peak .*B, within a pass'; do
   grep -q "$line" plan.out || fail "the plan lacks '$line': $(cat plan.out)"
 done
 ! grep -q 'layers.1\.' plan.out || fail "the plan lists layers that look alike"

@@ -272,10 +272,13 @@ inline memory_split rank_memory(const hardware& h, const training_job& job, cons
   if (pieces > 1) {
     if (l.zero == zero_level::parameters) out.buffers += 2 * load.layer * program.weight_bytes;
     // Gradients that microbatches add to are whole until they are reduced into the rank's part. If each microbatch is
-    // reduced, nothing is added to them before, so they have the type in which they are sent.
+    // reduced, nothing is added to them before, so they have the type in which they are sent. With one microbatch a
+    // pass adds to one layer while two are reduced. Meanwhile it frees what two layers kept.
+    const double whole = load.layer * program.gradient_bytes;
+    const double kept = l.offload_activations ? 0 : block_kept_bytes(job, l, l.recompute);
     if (l.zero >= zero_level::gradients)
       out.buffers += program.reduces_each_microbatch ? load.layer * program.reduced_bytes
-                     : l.microbatches(job) == 1      ? load.layer * program.gradient_bytes
+                     : l.microbatches(job) == 1      ? whole + 2 * std::max(0.0, whole - kept)
                                                      : (load.parameters + load.experts) * program.gradient_bytes;
   }
   out.fragmentation = h.fragmentation * out.allocated();

@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -477,11 +478,18 @@ class pipeline {
     void visit_kept(int chunk, int unit, saved& kept, F&& f) {
       this->owner.at(chunk).visit_kept(unit, kept, f);
     }
+    void enter(const context<device>& ctx, int unit, action_kind kind) {
+      if (adds_gradient(kind) && this->owner.executor_->step().limits_reducing())
+        for (; reducing.size() > step_schedule::most_reducing; reducing.pop_front())
+          this->owner.units_.finish_sum(reducing.front());
+      passes::enter(ctx, unit, kind);
+    }
     void perform(const context<device>& ctx, const step_entry& e) {
       auto& units = this->owner.units_;
       switch (e.op) {
         case step_op::reduce:
-          return units.reduce(ctx, this->local(e.unit));
+          reducing.push_back(this->local(e.unit));
+          return units.reduce(ctx, reducing.back());
         case step_op::reduce_copies:
           return units.reduce_copies(this->local(e.unit));
         case step_op::reduce_ties:
@@ -514,6 +522,7 @@ class pipeline {
     std::int64_t first_sample;
     std::span<const std::int32_t* const> starts;
     Optimizer& optimizer;
+    std::deque<int> reducing{};  ///< units whose reductions have begun, if no pass has waited for them
     reduced_units<precision_type, device> reduced{};
   };
 

@@ -75,6 +75,8 @@ class parameter_units {
   void reduce_ties(const context<Device>& ctx, int unit);
   /// Whether reductions have a second part, because several ranks hold the same pieces.
   bool hybrid() const { return level_ != zero_level::replicated && !ranks_.replicate().empty(); }
+  /// Waits until a unit's gradients are summed. If pieces are kept, it then frees the memory of whole gradients.
+  void finish_sum(int unit);
   /// Waits for the reduction of a unit, and appends its reduced gradients to `out`. Throws if the reduction was not
   /// started.
   void finish_reduction(const context<Device>& ctx, int unit, gradients& out);
@@ -283,6 +285,12 @@ void parameter_units<Precision, Device>::reduce_ties(const context<Device>& ctx,
   for (const auto& b : at(unit).buckets) b->start_ties(ctx);
   for (parameter* p : at(unit).alone)
     if (p->trainable() && p->stages()) p->start_reduction(ctx);
+}
+
+template <class Precision, compute_device Device>
+void parameter_units<Precision, Device>::finish_sum(int unit) {
+  for (const auto& b : at(unit).buckets)
+    if (b->trainable()) b->finish_sum();
 }
 
 template <class Precision, compute_device Device>

@@ -307,6 +307,12 @@ struct step_schedule {
   std::vector<step_unit> units;                   ///< of all stages, in the order of a forward pass
   std::vector<std::vector<step_entry>> programs;  ///< of each rank of the pipeline
 
+  /// The most units whose whole gradients wait for a reduction that has begun while a pass adds to other gradients.
+  /// Later ones wait for the oldest, whose whole gradient is then freed. Fewer would wait for a reduction that could
+  /// run beside a pass.
+  static constexpr std::size_t most_reducing = 2;
+  /// Whether `most_reducing` holds. With several microbatches all whole gradients exist before a reduction begins.
+  constexpr bool limits_reducing() const { return policy.level >= zero_level::gradients && shape.microbatches == 1; }
   /// Whether parameters are gathered between steps.
   constexpr bool gathered_between_steps() const { return policy.level != zero_level::parameters; }
   constexpr used_units used_by(int unit) const { return {{unit, units[static_cast<std::size_t>(unit)].uses}}; }

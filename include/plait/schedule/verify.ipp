@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
 #include <utility>
@@ -75,6 +76,7 @@ class step_walk {
     int released = -1, added = -1, reduced = -1, copies = -1, ties = -1;  ///< index of the last such entry
     int updated = -1;
     int gathered_at = -1;
+    bool whole = true;  ///< its gradient, if it has one
   };
   /// The place of the activations of a unit and a microbatch.
   struct kept_state {
@@ -291,6 +293,8 @@ class step_walk {
     if (!described(unit).trainable) return {};
     if (u.reduced >= 0) return refuse(step_error::reduced_too_early, u.reduced);
     u.added = at_;
+    if (s_.limits_reducing())
+      for (; reducing_.size() > s_.most_reducing; reducing_.pop_front()) of(reducing_.front()).whole = false;
     return weigh();
   }
 
@@ -299,6 +303,7 @@ class step_walk {
     if (!described(e.unit).trainable) return refuse(step_error::frozen);
     if (u.reduced >= 0) return refuse(step_error::reduced_twice, u.reduced);
     u.reduced = at_;
+    reducing_.push_back(e.unit);
     return weigh();
   }
   step_verdict take_ties(const step_entry& e) {
@@ -337,7 +342,7 @@ class step_walk {
   }
 
   bool mine(int unit) const { return s_.rank_of(unit) == rank_; }
-  /// Sums gathered parameters, whole gradients from their first addition to their update, and activations.
+  /// Sums gathered parameters, gradients from their first addition to their update, and activations.
   step_verdict weigh() {
     double bytes = kept_bytes_;
     for (int unit = 0; unit < static_cast<int>(state_.size()); ++unit) {
@@ -345,7 +350,7 @@ class step_walk {
       const unit_state& u = of(unit);
       const double n = static_cast<double>(described(unit).parameters);
       bytes += n * memory_.parameter * (u.gathered ? 1.0 : 1.0 / memory_.data_ranks);
-      if (u.added >= 0) bytes += n * memory_.gradient;
+      if (u.added >= 0) bytes += n * memory_.gradient * (u.whole ? 1.0 : 1.0 / memory_.data_ranks);
     }
     peak_ = std::max(peak_, bytes);
     if (memory_.most < 0 || bytes <= memory_.most) return {};
@@ -359,6 +364,7 @@ class step_walk {
   int rank_, at_ = 0, norm_ = -1;
   step_memory memory_;
   std::vector<unit_state> state_;
+  std::deque<int> reducing_;  ///< units with whole gradients whose reductions have begun
   std::vector<std::pair<int, step_entry>> shared_;
   std::vector<kept_state> kept_;            ///< for each unit and microbatch
   double kept_bytes_ = 0, host_bytes_ = 0;  ///< of activations, on the device and in the host's memory

@@ -140,8 +140,9 @@ TEST_CASE_TEMPLATE("a block keeps the formula's bytes with each mode of recomput
   }
 }
 
-TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, 5.5 % with offload, and so is its traffic", Model,
-                   dense<float>, dense<bf16>, mixture<float>, mixture<bf16>) {
+TEST_CASE_TEMPLATE(
+    "a step's peak is within 3.5 % of the formulas, 6 % with offload or one microbatch, and so is its traffic", Model,
+    dense<float>, dense<bf16>, mixture<float>, mixture<bf16>) {
   using stage = typename Model::stage;
   const llama_config config = Model::config();
   const bool experts = config.mixture.experts > 0;
@@ -175,12 +176,16 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, 5.5 % with of
     const planner::training_layout l = planner::parse_layout(text, "x");
     if (experts ? l.replicate != planner::replication::none : l.ep > 1) continue;
     if (experts && (l.offload_activations || l.offload_optimizer)) continue;
-    planner::training_job job = job_of<Model>(4 * l.microbatch * l.dp);
-    job.model.limited = experts && l.zero == zero_level::optimizer;
-    const auto stages = static_cast<int>(l.pp);
-    const schedule plan = parse_schedule("1f1b", stages, 4);
-    for (std::int64_t at = 0; at < l.pp; ++at) {
+    // With one microbatch and pieces of gradients, at most three units have whole gradients.
+    const bool frees = l.zero >= zero_level::gradients && !l.offload_optimizer;
+    for (std::int64_t run = 0; run < l.pp + (frees ? 1 : 0); ++run) {
+      const std::int64_t at = run % l.pp;
+      const int microbatches = run < l.pp ? 4 : 1;
       CAPTURE(at);
+      CAPTURE(microbatches);
+      planner::training_job job = job_of<Model>(microbatches * l.microbatch * l.dp);
+      job.model.limited = experts && l.zero == zero_level::optimizer;
+      const schedule plan = parse_schedule("1f1b", static_cast<int>(l.pp), microbatches);
       pipeline_world ranks = pipeline_world::counting(mesh_of(l, experts), at * l.dp * l.cp * l.tp);
       counting_device device(l.offload_optimizer);
       const context<counting_device> ctx{
@@ -206,7 +211,7 @@ TEST_CASE_TEMPLATE("a step's peak is within 3.5 % of the formulas, 5.5 % with of
           how);
       const step_plan step = dry_run_step(ctx, model);
       const planner::memory_split m = planner::rank_memory({}, job, l, at);
-      const double peak_error = l.offload_activations ? 0.055 : 0.035;  // of a model this small
+      const double peak_error = l.offload_activations || microbatches == 1 ? 0.06 : 0.035;  // of a model this small
       CHECK(static_cast<double>(step.peak_bytes) == doctest::Approx(m.allocated()).epsilon(peak_error));
       CHECK(static_cast<double>(step.host_bytes) ==
             doctest::Approx(m.host).epsilon(l.offload_optimizer ? 0.035 : 1e-9));

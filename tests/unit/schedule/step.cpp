@@ -134,8 +134,8 @@ TEST_CASE("peaks of memory, and limits") {
   const step_memory memory{.parameter = 2, .gradient = 4, .data_ranks = 4};
   // Four units of 100: all are gathered, with all gradients.
   CHECK(peak_bytes(step_of("gpipe", 1, 1, plain, 4), 0, memory) == 4 * 100 * (2.0 + 4));
-  // In the first unit's backward pass it is gathered, three units are sharded, and all gradients exist.
-  CHECK(peak_bytes(step_of("gpipe", 1, 1, zero3, 4), 0, memory) == 100 * (1 * 2.0 + 3 * 0.5 + 4 * 4.0));
+  // The second unit's backward pass: it and the first are gathered, and three gradients are whole.
+  CHECK(peak_bytes(step_of("gpipe", 1, 1, zero3, 4), 0, memory) == 100 * (2 * 2.0 + 2 * 0.5 + 3 * 4.0));
   step_memory limited = memory;
   limited.most = 1000;
   const std::string text = describe(verify(step_of("gpipe", 1, 1, plain, 4), limited));
