@@ -78,7 +78,7 @@ TEST_CASE("a step on disk: its files at each point, and the state that is read")
   // A run resumed from an older step would look older than the step that it replaces.
   CHECK_ERROR(writer.begin(99), "step 100 in '" + root + "' is newer than step 99; discard the newer steps first");
   CHECK_ERROR(plait::step_root(files, root), "cannot lock '" + root + "'", "another writer");
-  CHECK_ERROR(plait::read_step(files, root), "checkpoints' is no step");
+  CHECK_ERROR(plait::read_step(files, root), "checkpoints' does not have the name of a step");
   CHECK_ERROR(plait::read_step(files, root + "/step-00000007"), "has no COMMIT");
 }
 

@@ -98,8 +98,8 @@ TEST_CASE("the biases of fused projections are split alike") {
 TEST_CASE("an unknown tensor, or one of another size, is refused") {
   const plait::llama_config config = plait::read_llama_config(conversions + "config.json");
   const std::vector<weight_tensor> megatron = tensors_of("megatron"), meta = tensors_of("meta");
-  CHECK_ERROR(plait::weights_from_megatron(meta, config, "file"), "file: tensor '", "none that Megatron has");
-  CHECK_ERROR(plait::weights_from_meta(megatron, config, "file"), "file: tensor '", "none that Meta has");
+  CHECK_ERROR(plait::weights_from_megatron(meta, config, "file"), "file: tensor '", "not one that Megatron has");
+  CHECK_ERROR(plait::weights_from_meta(megatron, config, "file"), "file: tensor '", "not one that Meta has");
   plait::llama_config wider = config;
   wider.kv_heads = 3;
   CHECK_ERROR(plait::weights_from_meta(meta, wider, "file"), "attention.wk.weight' has 8 rows", "the model needs 12");
