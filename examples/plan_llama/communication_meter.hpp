@@ -188,7 +188,7 @@ class communication_meter {
 
   void pipeline_of(plait::any_communicator& group, plait::planner::measurements& found) {
     constexpr double pass_seconds = 4e-3;    // longer than a scheduler's time slice
-    constexpr std::size_t values = 1 << 16;  // so many that a sender waits for the receiver
+    constexpr std::size_t values = 1 << 16;  // a message this large blocks its sender until it is received
     constexpr int rounds = 5;
     const int ranks = group.size(), rank = group.rank(), microbatches = 2 * ranks;
     const bool first = rank == 0, last = rank + 1 == ranks;

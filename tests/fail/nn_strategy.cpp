@@ -220,6 +220,76 @@ struct my_strategy {
 };
 template class plait::swiglu_mlp<float, my_strategy>;
 
+// case: strategy_without_mesh
+// expect: a strategy names its `mesh`: using mesh = plait::mesh<axis<dp>, axis<tp>>
+struct my_strategy {
+#ifdef PLAIT_FAIL_FIX
+  using mesh = plait::mesh<axis<dp>, axis<tp>>;
+#endif
+  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
+  using query_heads = shard<heads, tp>;
+  using key_heads = shard<kv_heads, tp>;
+  using feed_forward = shard<ffn, tp>;
+  using vocabulary = shard<vocab, tp>;
+};
+template class plait::swiglu_mlp<float, my_strategy>;
+
+// case: strategy_without_residual
+// expect: a strategy names `residual`, the spec of the values between layers
+struct my_strategy {
+  using mesh = plait::mesh<axis<dp>, axis<tp>>;
+#ifdef PLAIT_FAIL_FIX
+  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
+#endif
+  using query_heads = shard<heads, tp>;
+  using key_heads = shard<kv_heads, tp>;
+  using feed_forward = shard<ffn, tp>;
+  using vocabulary = shard<vocab, tp>;
+};
+template class plait::swiglu_mlp<float, my_strategy>;
+
+// case: strategy_without_query_heads
+// expect: a strategy names `query_heads`: using query_heads = shard<heads, tp>, or the dim
+struct my_strategy {
+  using mesh = plait::mesh<axis<dp>, axis<tp>>;
+  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
+#ifdef PLAIT_FAIL_FIX
+  using query_heads = shard<heads, tp>;
+#endif
+  using key_heads = shard<kv_heads, tp>;
+  using feed_forward = shard<ffn, tp>;
+  using vocabulary = shard<vocab, tp>;
+};
+template class plait::swiglu_mlp<float, my_strategy>;
+
+// case: strategy_without_key_heads
+// expect: a strategy names `key_heads`: using key_heads = shard<kv_heads, tp>, or the dim
+struct my_strategy {
+  using mesh = plait::mesh<axis<dp>, axis<tp>>;
+  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
+  using query_heads = shard<heads, tp>;
+#ifdef PLAIT_FAIL_FIX
+  using key_heads = shard<kv_heads, tp>;
+#endif
+  using feed_forward = shard<ffn, tp>;
+  using vocabulary = shard<vocab, tp>;
+};
+template class plait::swiglu_mlp<float, my_strategy>;
+
+// case: strategy_without_vocabulary
+// expect: a strategy names `vocabulary`: using vocabulary = shard<vocab, tp>, or the dim
+struct my_strategy {
+  using mesh = plait::mesh<axis<dp>, axis<tp>>;
+  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
+  using query_heads = shard<heads, tp>;
+  using key_heads = shard<kv_heads, tp>;
+  using feed_forward = shard<ffn, tp>;
+#ifdef PLAIT_FAIL_FIX
+  using vocabulary = shard<vocab, tp>;
+#endif
+};
+template class plait::swiglu_mlp<float, my_strategy>;
+
 // case: attention_not_a_policy
 // expect: a strategy's attention is a policy: a type that names axes = type_list<...> and an engine
 // An axis in place of a policy.

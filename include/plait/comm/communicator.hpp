@@ -202,7 +202,7 @@ struct request_ops {
 struct request_times {
   double started = 0;  ///< when `start` returned
   /// Completion time: from the backend if it knows, else the first time that `done` returned true, else the end of
-  /// `wait`. So an operation that nobody polls seems to last until it is waited for.
+  /// `wait`. Without a poll, an operation seems to last until its `wait`.
   double completed = 0;
   double waited_from = 0, waited_to = 0;  ///< the span that the rank spent in `wait`
 };
