@@ -52,9 +52,9 @@ inline std::string reading_error(const CLI::App& app, const CLI::ParseError& e, 
     if (const CLI::Option* const o = app.get_option_no_throw(name.substr(unread.size()))) {
       const std::string type = o->get_type_name();
       return o->get_name() + " is '" + (o->results().empty() ? std::string() : o->results().back()) + "', which is " +
-             (type.starts_with("INT")     ? "no whole number, or too large a one"
-              : type.starts_with("UINT")  ? "no whole number from 0 on, or too large a one"
-              : type.starts_with("FLOAT") ? "no number"
+             (type.starts_with("INT")     ? "not a whole number, or is too large"
+              : type.starts_with("UINT")  ? "not a whole number from 0 on, or is too large"
+              : type.starts_with("FLOAT") ? "not a number"
                                           : "neither true nor false");
     }
   }

@@ -29,7 +29,7 @@ void require_model(const plait::model_directory& from) {
   for (const plait::weight_tensor& t : from.entries)
     if (!is_floating(t.dtype))
       plait::fail({from.source(), ": tensor '", t.name, "' holds ", name_of(t.dtype),
-                   " elements, which are no weights; legal are F64, F32, F16 and BF16"});
+                   " elements, which are not weights; legal are F64, F32, F16 and BF16"});
   for (const plait::weight_tensor& t : from.entries) there.tensors.push_back({t.name, t.dtype, t.shape, {}});
   static_cast<void>(tensors_of_step(there, tensors_of(from.config), from.source(), true));
 }

@@ -22,7 +22,7 @@ place find_place(const std::string& argument, const std::string& path) {
   const auto kind = about(argument, [&] { return plait::machine_files().kind_of(path); });
   if (!kind) plait::fail({argument, ": there is no '", path, "'"});
   if (*kind != plait::file_kind::directory)
-    plait::fail({argument, ": '", path, "' is no directory; name a step or a folder of steps"});
+    plait::fail({argument, ": '", path, "' is not a directory; name a step or a folder of steps"});
   place out{path};
   while (out.path.size() > 1 && out.path.back() == '/') out.path.pop_back();
   if (has_step_name(out.path)) return {out.path, true};
@@ -39,7 +39,7 @@ opened_step open_step(const std::string& argument, const std::string& path) {
   const place at = find_place(argument, path);
   if (!at.is_step) {
     const auto newest = about(argument, [&] { return plait::newest_step(plait::machine_files(), at.path); });
-    plait::fail({argument, ": '", path, "' is no step",
+    plait::fail({argument, ": '", path, "' is not a step",
                  newest ? "; name one of those in it, such as " + newest->path : ", and there is none in it"});
   }
   return about(argument, [&] { return opened_step{at.path, plait::read_step(plait::machine_files(), at.path)}; });

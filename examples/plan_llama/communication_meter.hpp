@@ -178,9 +178,9 @@ class communication_meter {
       alone.push_back(timed(group, reduce));
       computing.push_back(timed(group, [&] { work(); }));
       both.push_back(timed(group, [&] {
-        plait::request under_way = start();
+        plait::request in_flight = start();
         work();
-        under_way.wait();
+        in_flight.wait();
       }));
     }
     out.overlaps.push_back({plait::median(alone), plait::median(computing), plait::median(both)});

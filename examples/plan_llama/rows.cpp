@@ -228,8 +228,8 @@ void set_property(request& r, const property& given, known_clusters& clusters) {
     const std::int64_t tokens = pp::parse_count(value, flag, 1, true);
     if (r.job.seq < 1) plait::fail({flag, ": a batch of tokens needs seq, the tokens of a sequence, before it"});
     if (tokens % r.job.seq != 0)
-      plait::fail({flag, ": ", tokens, " tokens are no whole number of sequences of ", r.job.seq, "; the nearest are ",
-                   std::max(tokens / r.job.seq, std::int64_t{1}) * r.job.seq, " and ",
+      plait::fail({flag, ": ", tokens, " tokens are not a whole number of sequences of ", r.job.seq,
+                   "; the nearest are ", std::max(tokens / r.job.seq, std::int64_t{1}) * r.job.seq, " and ",
                    (tokens / r.job.seq + 1) * r.job.seq});
     r.job.global_batch = tokens / r.job.seq;
   } else if (!set_size(r.job.model, name, value, flag) && !set_fact(r.job.program, name, value, flag)) {

@@ -59,12 +59,12 @@ class request_exchange {
     const std::array<double, numbers> mine{own.stop, own.save, own.ended_saves, own.communication};
     there_.upload(mine.data(), numbers);
     ranks_.start_all_reduce(there_.data(), there_.data(), numbers, plait::dtype::f64, plait::reduce_op::max)
-        .swap(under_way_);
+        .swap(in_flight_);
   }
   /// Returns the requests of all ranks, as each passed them to `start`.
   requests finish() {
     if (ranks_.size() == 1) return own_;
-    under_way_.wait();
+    in_flight_.wait();
     std::array<double, numbers> all{};
     there_.download(all.data(), numbers);
     return {all[0], all[1], all[2], all[3]};
@@ -76,7 +76,7 @@ class request_exchange {
 
   plait::any_communicator ranks_;
   plait::host_values<double, Device> there_;
-  plait::request under_way_;
+  plait::request in_flight_;
   requests own_;
 };
 
@@ -438,7 +438,7 @@ class saved_states {
       throw plait::error_of_all(plait::cat({"--resume: ", why_not_resumed(s_, path, e.what())}));
     }
     ctx_.ranks.ledger().clear();
-    for (const plait::invalid_step& i : loaded.passed_over)
+    for (const plait::invalid_step& i : loaded.invalid_steps)
       std::fputs(plait::cat({"train_llama: --resume passes over '", i.path, "': ", i.reason, "\n"}).c_str(), stderr);
     check_resumed(s_, loaded);
     steps_before_ = loaded.scalar<std::int64_t>("train.steps");

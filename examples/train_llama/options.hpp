@@ -189,8 +189,8 @@ struct setup {
   plait::layer_recompute recompute{};
   plait::deterministic_leaves deterministic{};              ///< of --deterministic
   std::shared_ptr<const plait::model_directory> weights{};  ///< the open directory of --init-from; null: it names none
-  std::string first_step{};   ///< the saved step that --init-from names, or the newest in its folder; empty: none
-  std::string passed_over{};  ///< newer steps there that are not whole, and why
+  std::string first_step{};     ///< the saved step that --init-from names, or the newest in its folder; empty: none
+  std::string invalid_steps{};  ///< newer steps there that are not whole, and why
   std::shared_ptr<const plait::tokenizer> tokenizer{};  ///< null: there is no text, or its tokens are bytes
   std::vector<std::int64_t> end_tokens{};               ///< tokens that end a text of `generate`
   std::shared_ptr<const prediction> predicted{};        ///< of the planner, for --cluster; null: without --cluster
@@ -324,7 +324,7 @@ struct saved_adapters {
 struct opened_model {
   plait::llama_config config;
   std::shared_ptr<const plait::model_directory> weights{};  ///< null: --init-from names no directory
-  std::string first_step{}, passed_over{};                  ///< as in `setup`
+  std::string first_step{}, invalid_steps{};                ///< as in `setup`
   std::string data{};                                       ///< description of the data of that step's run
   std::string tokenizer{};                                  ///< the file that run had; empty: none
   std::int64_t seq = 0;                                     ///< --seq of that run; 0: unknown

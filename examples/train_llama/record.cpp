@@ -252,8 +252,8 @@ struct found_step {
 /// Opens a step, and compares its tensors with those of the plan.
 found_step fitting_step(const std::string& path, const run_plan& plan, bool weights_only) {
   plait::file_system& files = plait::machine_files();
-  std::vector<plait::invalid_step> passed_over;
-  found_step out{plait::detail::step_path(files, path, passed_over), {}};
+  std::vector<plait::invalid_step> invalid_steps;
+  found_step out{plait::detail::step_path(files, path, invalid_steps), {}};
   out.saved = plait::read_step(files, out.path);
   if (const std::string missing = plait::missing_data(files, out.path, out.saved); !missing.empty())
     plait::fail(missing);
@@ -280,7 +280,7 @@ std::string line_of(const char* option, const found_step& step, const char* what
 std::optional<std::uint64_t> newest_in(const std::string& directory) {
   plait::file_system& files = plait::machine_files();
   const auto kind = files.kind_of(directory);
-  if (kind && *kind != plait::file_kind::directory) plait::fail({"'", directory, "' is no directory"});
+  if (kind && *kind != plait::file_kind::directory) plait::fail({"'", directory, "' is not a directory"});
   const std::filesystem::path parent = std::filesystem::path(directory).parent_path();
   const std::string written = kind ? directory : parent.empty() ? "." : parent.string();
   if (::access(written.c_str(), W_OK | X_OK) != 0)
@@ -403,8 +403,8 @@ saved_adapters adapters_saved(const plait::loaded_state& loaded) {
 std::string why_not_resumed(const setup& s, const std::string& path, const std::string& why) {
   try {
     plait::file_system& files = plait::machine_files();
-    std::vector<plait::invalid_step> passed_over;
-    const std::string step = plait::detail::step_path(files, path, passed_over);
+    std::vector<plait::invalid_step> invalid_steps;
+    const std::string step = plait::detail::step_path(files, path, invalid_steps);
     const plait::loaded_state saved{.path = step, .scalars = plait::read_step(files, step).scalars};
     const saved_adapters there = adapters_saved(saved);
     if (there.rank != s.opt.lora && there.rank > 0)

@@ -208,7 +208,7 @@ std::string weights_text(const setup& s) {
                                          : "");
   if (!s.first_step.empty())
     return fmt::format("weights: those of '{}', with a new optimizer\n{}", s.first_step,
-                       s.passed_over.empty() ? "" : fmt::format("newer ones are not whole: {}\n", s.passed_over));
+                       s.invalid_steps.empty() ? "" : fmt::format("newer ones are not whole: {}\n", s.invalid_steps));
   const auto folder = std::filesystem::path(s.opt.model).parent_path();
   std::error_code ignored;
   for (const char* name : {plait::safetensors_file_name, plait::safetensors_index_name})
@@ -360,16 +360,16 @@ void reporter::add_held_out(std::int64_t step, double loss) {
   if (points.empty() || points.back().x < at) points.push_back({at, loss});  // a step is drawn once
 }
 
-void reporter::saved(const keeper::news& news) {
-  const plait::finished_save& s = news.save;
-  const double bytes = news.bytes;
+void reporter::saved(const checkpointer::saved_step& result) {
+  const plait::finished_save& s = result.save;
+  const double bytes = result.bytes;
   plait::json_object line;
   line.add("step", s.step)
       .add("bytes", static_cast<std::uint64_t>(bytes))
       .add("stall", s.stall)
       .add("background", s.background);
-  if (news.loss) add_held_out(s.step, *news.loss);
-  if (news.loss) line.add("held_out_loss", *news.loss).add("best", news.is_best);
+  if (result.loss) add_held_out(s.step, *result.loss);
+  if (result.loss) line.add("held_out_loss", *result.loss).add("best", result.is_best);
   if (!s.failure.empty()) line.add("failure", s.failure);
   if (!s.warning.empty()) line.add("warning", s.warning);
   logged([&](plait::json_log& log) { log.write(plait::json_object().add("save", line)); });
@@ -377,7 +377,8 @@ void reporter::saved(const keeper::news& news) {
   if (s.failure.empty())
     say("saved step {}: {} in {:.2f} s ({}/s) during training, which it stopped for {:.1f} ms{}\n", s.step,
         size_text(bytes), s.background, size_text(bytes / s.background), 1e3 * s.stall,
-        news.loss ? fmt::format("; held-out loss {:.4f}{}", *news.loss, news.is_best ? ", the best so far" : "") : "");
+        result.loss ? fmt::format("; held-out loss {:.4f}{}", *result.loss, result.is_best ? ", the best so far" : "")
+                    : "");
   else
     fmt::print(stderr, "train_llama: step {} is NOT saved: {}\n", s.step, s.failure);
   if (!s.warning.empty()) fmt::print(stderr, "train_llama: saving step {}: {}\n", s.step, s.warning);

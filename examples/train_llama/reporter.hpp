@@ -97,7 +97,7 @@ class reporter {
   void evaluated(std::int64_t step, double loss);
 
   /// Reports the result of a save, with its time on rank 0 and the bytes of all ranks.
-  void saved(const keeper::news& news);
+  void saved(const checkpointer::saved_step& result);
 
   /// The results at the end of a run.
   struct ending {

@@ -173,17 +173,17 @@ std::unique_ptr<model_run> make_llama_run(const setup& s, Device& device, plait:
 make_run<plait::cuda> cuda_program(const options& opt);
 
 /// Saves training states, and reports the results of saves.
-class keeper {
+class checkpointer {
  public:
   /// The result of a save that has ended.
-  struct news {
+  struct saved_step {
     plait::finished_save save;
     double bytes = 0;              ///< of all ranks
     std::optional<double> loss{};  ///< held-out loss, for --keep-best
     bool is_best = false;          ///< whether the loss is the least of all saves so far
   };
 
-  keeper(const setup& s, model_run& run, std::function<void(const news&)> tell)
+  checkpointer(const setup& s, model_run& run, std::function<void(const saved_step&)> tell)
       : s_(s), run_(run), tell_(std::move(tell)), last_(run.newest_saved()), kept_(run.best_saved()) {}
 
   /// Saves after a step, if it is due. Collective calls are made only if all ranks have the same reason for them.
@@ -241,7 +241,7 @@ class keeper {
 
   const setup& s_;
   model_run& run_;
-  std::function<void(const news&)> tell_;
+  std::function<void(const saved_step&)> tell_;
   std::int64_t last_;                                      ///< newest step whose save has begun
   std::int64_t newest_ended_ = -1;                         ///< newest step whose save has ended
   best_step kept_;                                         ///< the best step on disk

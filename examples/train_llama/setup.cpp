@@ -195,12 +195,12 @@ void find_first_step(std::string path, opened_model& m) {
     m.first_step = is_step(path) ? path : plain(path).string();
     return;
   }
-  std::vector<plait::invalid_step> passed_over;
-  if (const auto newest = plait::newest_step(files, path, &passed_over)) m.first_step = newest->path;
-  for (const plait::invalid_step& i : passed_over)
-    plait::append(m.passed_over, {m.passed_over.empty() ? "" : "; ", "'", i.path, "': ", i.reason});
-  if (m.first_step.empty() && !passed_over.empty())
-    plait::fail({"'", path, "' has no saved step that is whole; ", m.passed_over});
+  std::vector<plait::invalid_step> invalid_steps;
+  if (const auto newest = plait::newest_step(files, path, &invalid_steps)) m.first_step = newest->path;
+  for (const plait::invalid_step& i : invalid_steps)
+    plait::append(m.invalid_steps, {m.invalid_steps.empty() ? "" : "; ", "'", i.path, "': ", i.reason});
+  if (m.first_step.empty() && !invalid_steps.empty())
+    plait::fail({"'", path, "' has no saved step that is whole; ", m.invalid_steps});
 }
 
 /// Reads the model's shape that --model names.
@@ -589,7 +589,7 @@ void check_loss_chunks(const setup& s, std::int64_t cp, std::int64_t tp) {
         "each rank has {} positions of a sequence; legal with --deterministic are those that divide them", here));
   if (s.opt.leaves && s.opt.leaves.sequence * (here / chunks) % s.opt.seq != 0)
     refuse(
-        fmt::format("chunks of {} positions on each rank are no whole leaves of --deterministic {}; legal there, as "
+        fmt::format("chunks of {} positions on each rank are not whole leaves of --deterministic {}; legal there, as "
                     "the third number, are multiples of {}",
                     here / chunks, s.opt.deterministic, s.opt.seq / (here / chunks)));
   for (const auto& actions : s.schedule.order)
@@ -754,7 +754,7 @@ void check_prompt(const setup& s) {
   for (const std::int64_t token : prompt_tokens(s))
     if (token >= s.config.vocab)
       reject(
-          "--prompt: its {} {} is no token, as the model's vocab_size is {}; choose another prompt, or "
+          "--prompt: its {} {} is not a token, as the model's vocab_size is {}; choose another prompt, or "
           "--sample 0",
           s.tokenizer ? "token" : "byte", token, s.config.vocab);
 }
@@ -795,7 +795,7 @@ setup prepare(const options& given_options, std::int64_t ranks) {
   plait::check_tensor_ranks(m.config, tp, "--mesh");
 
   setup s{.opt = opt, .config = m.config, .rate = rate_of(opt), .weights = m.weights, .first_step = m.first_step};
-  s.passed_over = m.passed_over;
+  s.invalid_steps = m.invalid_steps;
   s.rate_text = rate_text(s.rate.config());
   set_sequence(s, cp, tp);
   set_mesh(s, given);

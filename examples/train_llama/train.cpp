@@ -81,8 +81,8 @@ std::string train(const setup& s, model_run& run) {
   reporter::ending end{.steps = resumed, .resumed = resumed, .last_loss = std::numeric_limits<double>::quiet_NaN()};
   std::string problem;
   plait::communication_clock whole(w.ledger());
-  keeper saves(s, run, [&](const keeper::news& news) {
-    if (report) report->saved(news);
+  checkpointer saves(s, run, [&](const checkpointer::saved_step& result) {
+    if (report) report->saved(result);
   });
   std::int64_t hashed = -1;
   const auto hash = [&] {  // with --log-hashes; collective

@@ -181,7 +181,7 @@ TEST_CASE_TEMPLATE("chunks of tokens of the loss change no bit", T, float, bf16)
     CHECK(hash_of<T>(l, no_fault, {4, 8, 8}) == one);
   CHECK_THROWS_WITH_AS(
       hash_of<T>({.tp = 2, .loss_chunks = 4}),
-      doctest::Contains("language model: loss_chunks = 4 makes chunks of 4 positions on each rank, which are no whole "
+      doctest::Contains("language model: loss_chunks = 4 makes chunks of 4 positions on each rank, which are not whole "
                         "leaves of deterministic_leaves::sequence = 4; legal are multiples of 8 there"),
       error);
   CHECK_THROWS_WITH_AS(
@@ -221,7 +221,7 @@ TEST_CASE("leaves that the ranks cannot divide are refused") {
       hash_of<float>({1, 1, 4, 1}, no_fault, {2, 8, 4}),
       doctest::Contains("deterministic_leaves::features = 2 leaves of the vocabulary, which 4 ranks of tp"), error);
   CHECK_THROWS_WITH_AS(hash_of<float>({1, 1, 3, 1}, no_fault, {2, 8, 4}),
-                       doctest::Contains("which 3 ranks of tp, tp_rep cannot share out; legal are 3 or more"), error);
+                       doctest::Contains("which 3 ranks of tp, tp_rep cannot divide; legal are 3 or more"), error);
   CHECK_THROWS_WITH_AS(hash_of<float>({4, 1, 1, 1}, no_fault, {4, 6, 4}),
                        doctest::Contains("deterministic_leaves::samples = 6"), error);
   CHECK_THROWS_WITH_AS(hash_of<float>({1, 2, 1, 1}, no_fault, {4, 8, 2}),

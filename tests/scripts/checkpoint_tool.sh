@@ -271,7 +271,7 @@ refused "--weights-order 'nemo' is unknown" import-hf "$mha" x --weights-order n
 refused "--dtype is F16; legal are F64, F32 and BF16" import-hf "$mha" x --dtype F16
 refused "FOLDER: step 0 is in 'imported' already" import-hf "$mha" imported
 refused "FOLDER: 'back/x' lies in the model directory" import-hf back back/x
-refused "FOLDER: 'config.json' is no directory" import-hf "$mha" config.json
+refused "FOLDER: 'config.json' is not a directory" import-hf "$mha" config.json
 mkdir fewer && cp "$mha/model.safetensors" fewer
 sed 's/"num_hidden_layers": 2/"num_hidden_layers": 3/' "$mha/config.json" >fewer/config.json
 refused "DIR: 'fewer': the model needs 'model.layers.2.input_layernorm.weight'" import-hf fewer x
@@ -313,8 +313,8 @@ refused "FOLDER: step 4 is in 'tp' already" reshard $four tp
 refused "FOLDER: 'tp/step-00000004/x' lies in the step itself" reshard $four $four/x
 refused "--writers is 0; legal are 1 to 1024" reshard $four x --writers 0
 refused "--writers is 1025; legal are 1 to 1024" reshard $four x --writers 1025
-refused "STEP: 'tp' is no step" reshard tp x
-refused "FOLDER: 'config.json' is no directory" reshard $four config.json
+refused "STEP: 'tp' is not a step" reshard tp x
+refused "FOLDER: 'config.json' is not a directory" reshard $four config.json
 (ulimit -f 20 && timeout 30 "$tool" reshard $four limited >out 2>err) && fail "a file size limit"
 says err "FOLDER: cannot write 'limited/step-00000004.tmp-"
 [ -z "$(find limited -name 'step*')" ] || fail "what was not finished is left: $(find limited)"
@@ -322,14 +322,14 @@ says err "FOLDER: cannot write 'limited/step-00000004.tmp-"
 # Wrong arguments.
 refused "PATH: there is no 'none'" inspect none
 refused "PATH: there is no 'none/step-00000001'" verify none/step-00000001
-refused "PATH: 'config.json' is no directory; name a step or a folder of steps" inspect config.json
+refused "PATH: 'config.json' is not a directory; name a step or a folder of steps" inspect config.json
 mkdir empty
 refused "PATH: 'empty' holds no steps" inspect empty
 refused "PATH: 'empty' holds no steps" verify empty
 refused "PATH: the path is empty" inspect ''
-refused "A: 'tp' is no step; name one of those in it, such as tp/step-00000004" diff tp $four
-refused "B: 'empty' is no step, and there is none in it" diff $four empty
-refused "STEP: 'tp' is no step" export-safetensors tp x
+refused "A: 'tp' is not a step; name one of those in it, such as tp/step-00000004" diff tp $four
+refused "B: 'empty' is not a step, and there is none in it" diff $four empty
+refused "STEP: 'tp' is not a step" export-safetensors tp x
 refused "--tensors is for one step" inspect tp --tensors
 refused "--tolerance is -1; legal are numbers from 0 on" diff $four $cut --tolerance -1
 refused "--tolerance is nan; legal" diff $four $cut --tolerance nan

@@ -26,5 +26,5 @@ for start in starts:  # an arrow leads from inside an event to the start of a la
 titles = [t.text for t in tree.parse("pipeline.svg").getroot().iter("{http://www.w3.org/2000/svg}title")]
 assert sum(t.startswith("F") for t in titles) == 32 * 5 + 64 * 5, len(titles)
 PYTHON
-! "$BIN/pipeline_schedule" 4 6 interleaved:2 2>errors.txt || fail "6 microbatches on 4 ranks are no schedule"
+! "$BIN/pipeline_schedule" 4 6 interleaved:2 2>errors.txt || fail "6 microbatches on 4 ranks are not a schedule"
 grep -q 'the nearest legal numbers of microbatches are 4 and 8' errors.txt || fail "the message: $(cat errors.txt)"

@@ -239,7 +239,7 @@ job="--model llama-3-70b --seq 8192 --batch 128"
   refuses "offload is optimizer and CPU has no host_bandwidth" $job --cluster cpu:64 --precision f32 --offload none,optimizer
   refuses "--offload: unknown value 'all'; legal are none, optimizer, activations and both" $job --cluster h100:64 --offload all
   refuses "no layout of 128 accelerators is legal: " --model llama-3-70b --seq 8191 --batch 7 --cluster h100:128
-  refuses "--batch-tokens: 1000000 tokens are no whole number of sequences of 8192; the nearest are 999424 and 1007616" \
+  refuses "--batch-tokens: 1000000 tokens are not a whole number of sequences of 8192; the nearest are 999424 and 1007616" \
     --model llama-3-70b --seq 8192 --batch-tokens 1000000 --cluster h100:64
   refuses "--layout: tp is 3 and the model has 64 heads, which it must divide; the nearest are 2 and 4" $job --cluster h100:3 --layout tp=3
   refuses "--layout has 8 ranks and --cluster 64 accelerators" $job --cluster h100:64 --layout tp=8
@@ -260,7 +260,7 @@ job="--model llama-3-70b --seq 8192 --batch 128"
   refuses "--calibrate measures a machine and ends, and --model would say nothing" $job --calibrate here.json --ranks 2
   refuses "--ep is 0; legal is 1 or more" $job --cluster h100:64 --ep 0
   refuses "--tp is 0; legal is 1 or more" $job --cluster h100:64 --tp 4,0
-  refuses "--tp is '8x', which is no whole number, or too large a one" $job --cluster h100:64 --tp 8x
+  refuses "--tp is '8x', which is not a whole number, or is too large" $job --cluster h100:64 --tp 8x
   refuses "'8' belongs to no option: --seq takes one word, and has '8192'" --model llama-3-70b --batch 8 --seq 8192 8 --cluster h100:64
   refuses "there is no option --bach; did you mean --batch?" --model llama-3-70b --bach 8
   refuses "no layout of 64 accelerators is legal: tp = 3, cp = 1 and pp = 1 are 3 ranks, which must divide the 64; the nearest are 2 and 4" \

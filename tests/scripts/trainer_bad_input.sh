@@ -52,7 +52,7 @@ refused '--expert-bias-rate 0.1 is for models whose router has biases, and this 
 refused '--loss-chunks 65: each rank has 64 positions of a sequence; legal are 1 to 64' --mesh tp=2 --seq 128 --loss-chunks 65
 refused '--loss-chunks 3: each rank has 64 positions of a sequence; legal with --deterministic are those that divide them' --deterministic 4,4,2 --mesh tp=2 --seq 128 --loss-chunks 3
 refused '--loss-chunks 2: 3 ranks have unequally many of 128 positions of a sequence; legal with --deterministic is 1' --deterministic 8,4,4 --mesh cp=3 --seq 128 --attention ring:contiguous --loss-chunks 2
-refused '--loss-chunks 2: chunks of 16 positions on each rank are no whole leaves of --deterministic 4; legal there, as the third number, are multiples of 2' --deterministic 4 --loss-chunks 2
+refused '--loss-chunks 2: chunks of 16 positions on each rank are not whole leaves of --deterministic 4; legal there, as the third number, are multiples of 2' --deterministic 4 --loss-chunks 2
 refused '--loss-chunks 2: --schedule zb_h1 defers weight gradients, for which the gradients of all logits wait; legal is 1, or a schedule such as 1f1b' --mesh pp=2 --global-batch 8 --schedule zb_h1 --loss-chunks 2
 refused '--router-z-loss is -1; legal is at least 0' --model tiny-experts --router-z-loss -1
 refused '--deterministic 4,4,1: 1 leaves of the sequence, cannot be divided over cp=1 and, for routers, tp=2; legal are 2 or more' \
@@ -185,22 +185,22 @@ refused '--cluster is empty; name hardware, or leave it out' --cluster ''
 
 # Numbers.
 refused '--steps is -1; at least 0' --steps -1
-refused "--steps is 'ten', which is no whole number" --steps ten
-refused "--steps is '1.5', which is no whole number" --steps 1.5
-refused "--threads is '4294967297', which is no whole number, or too large a one" --threads 4294967297
+refused "--steps is 'ten', which is not a whole number" --steps ten
+refused "--steps is '1.5', which is not a whole number" --steps 1.5
+refused "--threads is '4294967297', which is not a whole number, or is too large" --threads 4294967297
 refused '--seq is 0; at least 1' --seq 0
 refused '--micro-batch is 0; at least 1' --micro-batch 0
 refused '--micro-batch is 9000000000000000000; at most' --micro-batch 9000000000000000000
 refused '--global-batch is -8; at least 0' --global-batch -8
 refused '--seed is -1; at least 0' --seed -1
-refused "--seed is '99999999999999999999', which is no whole number, or too large a one" --seed 99999999999999999999
+refused "--seed is '99999999999999999999', which is not a whole number, or is too large" --seed 99999999999999999999
 refused '--threads is 0; at least 1' --threads 0
 refused '--sample is -1; at least 0' --sample -1
-refused '--lr: nan is no learning rate' --lr nan
-refused '--lr: inf is no learning rate' --lr inf
-refused '--lr: 0 is no learning rate' --lr 0
-refused '--lr: inf is no learning rate' --lr 1e400
-refused "--lr is 'fast', which is no number" --lr fast
+refused '--lr: nan is not a learning rate' --lr nan
+refused '--lr: inf is not a learning rate' --lr inf
+refused '--lr: 0 is not a learning rate' --lr 0
+refused '--lr: inf is not a learning rate' --lr 1e400
+refused "--lr is 'fast', which is not a number" --lr fast
 refused "--tf32 is 'maybe', which is neither true nor false" --tf32=maybe
 refused '--warmup is 3; at most 2' --warmup 3
 refused '--warmup is -2; at least 0' --warmup -2
@@ -241,7 +241,7 @@ refused "--model: 'bad.json' has 68157440 bytes, too many for a text of this kin
 head -c 60 config.json >bad.json
 refused "'bad.json': malformed JSON" --model bad.json
 echo '[1, 2]' >bad.json
-refused "'bad.json': the JSON is no object" --model bad.json
+refused "'bad.json': the JSON is not an object" --model bad.json
 config 's/"hidden_size": 32, //'
 refused "'bad.json': key 'hidden_size' is missing" --model bad.json
 config 's/"model_type": "llama"/"model_type": "gpt2"/'
@@ -253,7 +253,7 @@ refused "key 'num_hidden_layers' is 2.5; legal is a whole number" --model bad.js
 config 's/"num_hidden_layers": 2/"num_hidden_layers": 0/'
 refused "num_hidden_layers is 0; legal are 1 to" --model bad.json
 config 's/"hidden_size": 32/"hidden_size": 34/'
-refused "hidden_size 34 is no multiple of num_attention_heads 4" --model bad.json
+refused "hidden_size 34 is not a multiple of num_attention_heads 4" --model bad.json
 config 's/"vocab_size": 256/"vocab_size": 256, "hidden_act": "gelu"/'
 refused "key 'hidden_act' is \"gelu\"; legal is \"silu\"" --model bad.json
 config 's/"vocab_size": 256/"vocab_size": 256, "rope_scaling": {"rope_type": "yarn", "factor": 2}/'
@@ -275,13 +275,13 @@ python3 -c 'import array; array.array("I", range(100)).tofile(open("wide.bin", "
 refused "--data: 'wide.bin' seems to have tokens of 32 or 64 bits.*--data-format nanogpt" --data wide.bin
 gzip -c <short.txt >short.txt.gz
 refused "--data: 'short.txt.gz' is compressed by gzip; unpack it first" --data short.txt.gz
-refused "--data: 'paired.idx' is no Megatron index" --data paired.bin
+refused "--data: 'paired.idx' is not a Megatron index" --data paired.bin
 refused "--data: '.*kjv.txt' is read as bytes and 'words.bin' as nanogpt" --data "$text" words.bin
 refused "--data: .*out" --data out
 config 's/"vocab_size": 256/"vocab_size": 100/'
 refused "--data: .* has token .* and the vocabulary of --model has 100 tokens" --model bad.json
 python3 -c 'open("low.bin", "wb").write(bytes([7, 0] * 400))'
-refused "--prompt: its byte 110 is no token, as the model's vocab_size is 100" --model bad.json --data low.bin --sample 5
+refused "--prompt: its byte 110 is not a token, as the model's vocab_size is 100" --model bad.json --data low.bin --sample 5
 
 # Outputs.
 refused "--log: cannot write '/nosuch/log.jsonl': No such file" --log /nosuch/log.jsonl
@@ -386,7 +386,7 @@ grep -q 'tp=2' stdout || fail "the command line does not come before --config: $
 echo 'lrr = 1' >wrong.toml
 refused '--config: there is no option --lrr; did you mean --lr?' --config wrong.toml
 echo 'lr = "fast"' >wrong.toml
-refused "--lr is 'fast', which is no number" --config wrong.toml
+refused "--lr is 'fast', which is not a number" --config wrong.toml
 refused '--config: absent.toml was not readable' --config absent.toml
 refused '--write-config: cannot write' --write-config /nosuch/run.toml
 
@@ -476,7 +476,7 @@ mv words moved
 commanded "--init-from: 'of_words/step-00000002' was trained with '/.*/words/tokenizer.json', which does not exist; name it by --tokenizer" \
   generate of_words
 "$trainer" generate of_words --tokenizer moved --sample 1 >by_name.out || fail "no tokenizer by name"
-commanded "--prompt: its token [0-9]* is no token, as the model's vocab_size is 256" generate "$step" --tokenizer moved
+commanded "--prompt: its token [0-9]* is not a token, as the model's vocab_size is 256" generate "$step" --tokenizer moved
 commanded "--tokenizer: there is no 'out/tokenizer.json'; name a tokenizer.json, or its folder" generate moved --tokenizer out
 commanded "--tokenizer moved makes tokens of text, and with --data-format bytes they are bytes; leave out one of the two" \
   generate moved --tokenizer moved --data-format bytes

@@ -121,7 +121,7 @@ unplanned "--checkpoint-dir: 'saved' has step 1 already" --checkpoint-dir saved
 unplanned "gives another learning rate than 'saved/step-00000001' was trained with: .* in 1 steps.*, and is .* in 2 steps" \
   --resume saved --on-new-schedule stop
 unplanned "--steps is 0, and 1 were done before --resume" --resume saved --steps 0
-unplanned "--checkpoint-dir: 'config.json' is no directory" --checkpoint-dir config.json
+unplanned "--checkpoint-dir: 'config.json' is not a directory" --checkpoint-dir config.json
 unplanned "--checkpoint-dir: .*'none" --checkpoint-dir none/steps
 file=$(find saved/step-00000001/data -type f | sort | head -n 1)
 truncate -s -1 "$file"

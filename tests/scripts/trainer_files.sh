@@ -79,14 +79,14 @@ ends_with 1 "'shrinking.txt' is truncated: .* it had 400000 bytes when it was op
 # Paths that are not files, and JSON that is nested too deeply.
 for what in --model --data; do
   run --model config.json "$what" /dev/zero >/dev/null
-  ends_with 1 "$what.*/dev/zero' *.*is no regular file" "$what of an endless device"
+  ends_with 1 "$what.*/dev/zero' *.*is not a regular file" "$what of an endless device"
 done
 mkfifo never
 run --data never >/dev/null
-ends_with 1 "--data.*never.*is no regular file" 'data from a pipe'
+ends_with 1 "--data.*never.*is not a regular file" 'data from a pipe'
 mkfifo never.json
 run --model ./never.json >/dev/null
-ends_with 1 "--model.*never.json.*is no regular file" 'a model from a pipe'
+ends_with 1 "--model.*never.json.*is not a regular file" 'a model from a pipe'
 python3 -c 'print("{\"a\": " + "[" * 80000 + "]" * 80000 + "}")' >deep.json
 run --model ./deep.json >/dev/null
 ends_with 1 "the JSON has more than 64 levels" 'a model that is nested deep'

@@ -138,7 +138,7 @@ class price_collector {
   }
 
   /// Records why a layout is no candidate, if no reason is recorded yet: perhaps no candidate follows.
-  void passed_over(const training_layout& l) {
+  void record_refusal(const training_layout& l) {
     if (out_.nearest.why.empty() && out_.legal == 0) out_.nearest = refusal_of(l, job_);
   }
   /// Records that the program has no pipeline, if no reason is recorded yet.
@@ -148,7 +148,7 @@ class price_collector {
                       cat({"pp is ", l.pp, " and the program ", job_.program.name, " has no pipeline; legal is 1"})};
   }
   /// Records that the product of extents does not divide the accelerators, if no reason is recorded yet.
-  void passed_over(const training_layout& l, std::int64_t accelerators) {
+  void record_refusal(const training_layout& l, std::int64_t accelerators) {
     if (out_.nearest.why.empty())
       out_.nearest = {-1, cat({"tp = ", l.tp, ", cp = ", l.cp, " and pp = ", l.pp, " are ", l.tp * l.cp * l.pp,
                                " ranks, which must divide the ", accelerators, "; the nearest are ",
@@ -364,7 +364,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
       if (l.dp * l.cp == 1 && zero != least_cut) continue;  // nothing is cut: all levels are equal
       l.zero = zero;
       if (zero == zero_level::parameters && l.pp > 1) {
-        prices.passed_over(l);
+        prices.record_refusal(l);
         continue;
       }
       for (const plait::recompute policy : recomputes) {
@@ -383,12 +383,12 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
         if (l.stages() <= job.model.layers)
           all_policies(l);
         else
-          prices.passed_over(l);
+          prices.record_refusal(l);
         continue;
       }
       l.chunks = 2;
       if (l.microbatches(job) % l.pp != 0 || l.stages() > job.model.layers) {
-        prices.passed_over(l);
+        prices.record_refusal(l);
         continue;
       }
       for (const std::int64_t v : choices(options.chunks, detail::useful_chunks(job.model.layers, l.pp))) {
@@ -418,7 +418,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
         l.sequence_parallel = options.sequence_parallel, l.folds_experts = job.program.folds_experts;
         l.loss_chunks = options.loss_chunks;
         if (accelerators % (tp * cp * pp) != 0) {
-          prices.passed_over(l, accelerators);
+          prices.record_refusal(l, accelerators);
           continue;
         }
         l.dp = accelerators / (tp * cp * pp);
@@ -431,7 +431,7 @@ inline search_result search_layouts(const hardware& h, const training_job& job, 
             l.ep = ep;
             l.microbatch = b;
             if (b > 1 && job.global_batch % (l.dp * b) != 0) {
-              prices.passed_over(l);
+              prices.record_refusal(l);
               continue;
             }
             for (const context_kind context : contexts) {

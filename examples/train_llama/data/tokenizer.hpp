@@ -263,7 +263,7 @@ class tokenizer {
   }
   template <class F>
   void parts_of(const json& value, const std::string& place, const char* list, F& f) const {
-    if (!value.is_object()) fail({source_, ": key '", place, "' is no object"});
+    if (!value.is_object()) fail({source_, ": key '", place, "' is not an object"});
     const reader r(value, source_, place + ".");
     if (r.string("type") != "Sequence") return f(r);
     known(r, {"type", list});
@@ -339,7 +339,7 @@ class tokenizer {
     if (!list.is_array()) fail({source_, ": key 'added_tokens' is no list"});
     for (std::size_t i = 0; i < list.size(); ++i) {
       const std::string place = cat({"added_tokens[", i, "]."});
-      if (!list[i].is_object()) fail({source_, ": key 'added_tokens[", i, "]' is no object"});
+      if (!list[i].is_object()) fail({source_, ": key 'added_tokens[", i, "]' is not an object"});
       const reader r(list[i], source_, place);
       known(r, {"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
       for (const char* key : {"single_word", "lstrip", "rstrip"}) r.only(key, false);

@@ -224,7 +224,7 @@ inline token_file open_megatron(const std::string& path, const std::string& flag
 
   detail::index_reader index(index_file, flag);
   if (std::memcmp(index.take(9, 1, "magic"), "MMIDIDX\0\0", 9) != 0) {
-    index.bad("is no Megatron index: it does not start with \"MMIDIDX\"");
+    index.bad("is not a Megatron index: it does not start with \"MMIDIDX\"");
   }
   if (const auto version = index.next<std::uint64_t>("version"); version != 1) {
     index.bad(cat({"has version ", version, "; version 1 is legal"}));
@@ -302,7 +302,7 @@ inline void check_guess(const token_file& tokens, const std::string& flag) {
     fail({flag, ": '", tokens.file->path(), "' ", why, "; it would be read as ", text ? "bytes of text" : "uint16",
           ", and if that is meant, give --data-format ", name_of(text ? token_format::bytes : token_format::nanogpt)});
   };
-  const std::string_view other = foreign_file({reinterpret_cast<const char*>(start.data()), start.size()});
+  const std::string_view other = other_format({reinterpret_cast<const char*>(start.data()), start.size()});
   if (!other.empty()) refuse(cat({"is ", other}));
   if (text) {
     if (std::find(start.begin(), start.end(), 0) != start.end()) refuse("is no text, as it has zero bytes");

@@ -68,7 +68,7 @@ class communication_clock {
     std::vector<axis_times> all;
     for (const ledger::row& r : book_->rows) {
       axis_times& t = all.emplace_back(axis_times{r.label});
-      t.seconds = r.under_way.seconds();
+      t.seconds = r.in_flight.seconds();
       if (t.seconds > 0)
         for (const ledger::entry& e : r.kinds) t.waited += e.seconds;
       if (t.seconds > 0 && !r.timed) t.seconds = t.waited = std::numeric_limits<double>::quiet_NaN();

@@ -444,7 +444,7 @@ class run_log_reader {
     if (!summary.contains("timeline")) return;
     log_.timeline = text(summary, "timeline", "summary.");
     if (!log_.timeline.starts_with("<svg ") || log_.timeline.find("<script") != std::string::npos)
-      fail({where_, ": summary.timeline is no image; legal is SVG without scripts"});
+      fail({where_, ": summary.timeline is not an image; legal is SVG without scripts"});
   }
   void take_numbers(const json& line) {
     const std::int64_t step = step_of(line);

@@ -277,7 +277,7 @@ struct loaded_state {
   saved_scalars scalars{};                                   ///< as they were saved
   std::vector<std::pair<std::string, std::string>> blobs{};  ///< as they were saved, on every rank
   std::uint64_t bytes = 0;                                   ///< read by this rank
-  std::vector<invalid_step> passed_over{};                   ///< damaged newer steps in the directory; on rank 0
+  std::vector<invalid_step> invalid_steps{};                 ///< damaged newer steps in the directory; on rank 0
 
   /// Returns the scalar of this name and type, or nothing.
   template <class T>
@@ -388,7 +388,7 @@ class state_loader {
   state_loader(const context<Device>& ctx, any_communicator& ranks, file_system& files, const std::string& path,
                load_rules rules)
       : ctx_(ctx), ranks_(ranks), files_(files), rules_(std::move(rules)) {
-    path_ = text_of_rank_0(ctx.device, ranks, "checkpoint: ", [&] { return step_path(files, path, passed_over_); });
+    path_ = text_of_rank_0(ctx.device, ranks, "checkpoint: ", [&] { return step_path(files, path, invalid_steps_); });
     attempt([&] {
       saved_ = read_step(files, path_);
       for (const stored_tensor& t : saved_.tensors) by_name_[t.name] = &t;
@@ -397,7 +397,7 @@ class state_loader {
     });
   }
 
-  loaded_state state() const { return {saved_.step, path_, saved_.scalars, blobs_, data_->bytes(), passed_over_}; }
+  loaded_state state() const { return {saved_.step, path_, saved_.scalars, blobs_, data_->bytes(), invalid_steps_}; }
 
   /// Returns how many steps the optimizer has made. Throws `no_optimizer_state` if the step has no optimizer state.
   std::int64_t optimizer_steps() const {
@@ -633,7 +633,7 @@ class state_loader {
   file_system& files_;
   load_rules rules_;
   std::string path_;
-  std::vector<invalid_step> passed_over_;
+  std::vector<invalid_step> invalid_steps_;
   std::vector<std::pair<std::string, std::string>> blobs_;
   manifest saved_;
   std::map<std::string, const stored_tensor*> by_name_;
@@ -694,10 +694,10 @@ namespace detail {
 /// whole.
 inline std::string newest_step_or_none(file_system& files, const std::string& directory) {
   if (!files.kind_of(directory)) return {};
-  std::vector<invalid_step> passed_over;
-  if (const auto newest = newest_step(files, directory, &passed_over)) return newest->path;
-  if (passed_over.empty()) return {};
-  fail({"'", directory, "' has steps, and none is whole: '", passed_over[0].path, "': ", passed_over[0].reason,
+  std::vector<invalid_step> invalid_steps;
+  if (const auto newest = newest_step(files, directory, &invalid_steps)) return newest->path;
+  if (invalid_steps.empty()) return {};
+  fail({"'", directory, "' has steps, and none is whole: '", invalid_steps[0].path, "': ", invalid_steps[0].reason,
         "; to begin anew, use another directory"});
 }
 

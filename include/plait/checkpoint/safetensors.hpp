@@ -601,13 +601,13 @@ class safetensors_header {
 PLAIT_INLINE std::uint64_t safetensors_header_end(std::span<const std::byte> start, std::uint64_t file_bytes,
                                                   const std::string& source) {
   if (file_bytes < 8)
-    fail({source, ": ", file_bytes, " bytes are no safetensors file; it starts with 8 bytes of header length"});
+    fail({source, ": ", file_bytes, " bytes are not a safetensors file; it starts with 8 bytes of header length"});
   std::uint64_t length = 0;
   std::memcpy(&length, start.data(), 8);
   // A file of another format may begin with any number.
   if (length > safetensors_max_header || length > file_bytes - 8) {
-    const std::string_view other = foreign_file({reinterpret_cast<const char*>(start.data()), start.size()});
-    if (!other.empty()) fail({source, ": this is no safetensors file but ", other});
+    const std::string_view other = other_format({reinterpret_cast<const char*>(start.data()), start.size()});
+    if (!other.empty()) fail({source, ": this is not a safetensors file but ", other});
   }
   if (length > safetensors_max_header) {
     if (std::to_integer<char>(start[0]) == '{')
@@ -668,8 +668,8 @@ PLAIT_INLINE safetensors_table parse_safetensors_header(std::span<const std::byt
 
 PLAIT_INLINE std::map<std::string, std::string> parse_safetensors_index(std::string_view text,
                                                                         const std::string& source) {
-  if (const std::string_view other = foreign_file(text); !other.empty())
-    fail({source, ": this is no JSON but ", other});
+  if (const std::string_view other = other_format(text); !other.empty())
+    fail({source, ": this is not JSON but ", other});
   const auto no_map = [&] {
     fail({source, ": it has no weight_map, an object from the names of tensors to those of files"});
   };

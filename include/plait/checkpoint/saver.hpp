@@ -330,8 +330,8 @@ class save_writer {
   /// reports the fault.
   bool is_whole(save_job& j) {
     own_file_check check(j.step, j.path + "/" + data_file_name(static_cast<std::uint32_t>(rank_)), j.written);
-    auto state = own_file_check::state::under_way;
-    while (state == own_file_check::state::under_way) {
+    auto state = own_file_check::state::unfinished;
+    while (state == own_file_check::state::unfinished) {
       begin_operation(j, "reading its file again");
       state = check.read_next(files_);
     }
@@ -572,7 +572,7 @@ class checkpoint_saver {
   /// program can add this to another reduction and skip the call. Not collective.
   bool has_finished_save() const {
     std::string stuck_at;
-    return !unreported_.empty() || (!jobs_.empty() && own_state(*jobs_.front(), stuck_at) != under_way_still);
+    return !unreported_.empty() || (!jobs_.empty() && own_state(*jobs_.front(), stuck_at) != unfinished);
   }
   /// Keeps step `best` at any age, from the next save on; it may be the next save's step. Once it is committed, the
   /// previous best step is no longer kept for this reason. Not collective.
@@ -625,7 +625,7 @@ class checkpoint_saver {
     std::string problem;
     try {
       plan = plan_share(ctx, extras.tensors);
-      make_room<Device>(plan.bytes, extras, next);
+      assign_arena<Device>(plan.bytes, extras, next);
     } catch (const std::exception& e) {
       problem = e.what();
     }
@@ -635,7 +635,7 @@ class checkpoint_saver {
 
   /// Gives a save an unused arena, for a rank's tensors and, on rank 0, the blobs.
   template <compute_device Device>
-  void make_room(std::size_t bytes, const saved_extras& extras, detail::save_job& next) {
+  void assign_arena(std::size_t bytes, const saved_extras& extras, detail::save_job& next) {
     if (ranks_.rank() == 0) {
       for (const auto& [name, text] : extras.blobs) {
         next.share.blobs.emplace_back(name, text.size());
@@ -681,7 +681,7 @@ class checkpoint_saver {
   // ---- collective decisions on saves --------------------------------------------------------------------------------
 
   /// The state of a save on one rank. The maximum over the ranks decides for all.
-  enum state { under_way_still, committed, failed, stuck };
+  enum state { unfinished, committed, failed, stuck };
 
   /// Returns the state of a save on this rank. Sets `stuck_at` to the operation in which it is stuck, or to an empty
   /// text.
@@ -689,8 +689,8 @@ class checkpoint_saver {
     if (options_.is_ending && options_.is_ending()) writer_->limit_calls(options_.ending_deadline);
     stuck_at = writer_->stuck_at(j);
     if (!stuck_at.empty()) return stuck;
-    if (!writer_->has_ended(j)) return under_way_still;
-    return !j.failure.empty() ? failed : ranks_.rank() == 0 ? committed : under_way_still;
+    if (!writer_->has_ended(j)) return unfinished;
+    return !j.failure.empty() ? failed : ranks_.rank() == 0 ? committed : unfinished;
   }
   /// Returns the oldest save, if all ranks may drop it: rank 0 has committed it, or some rank has failed. If a rank is
   /// stuck in it, returns all saves.
@@ -700,7 +700,7 @@ class checkpoint_saver {
     std::string stuck_at;
     const state mine = own_state(j, stuck_at);
     const auto all = static_cast<int>(all_reduce_scalar(device, ranks_, static_cast<double>(mine), reduce_op::max));
-    if (all == under_way_still) return {};
+    if (all == unfinished) return {};
     if (all == stuck) return fail_all(device, stuck_at);
     if (all == failed) {  // all ranks end this save, without blocking training
       writer_->stop(j);

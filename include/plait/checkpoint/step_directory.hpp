@@ -194,13 +194,13 @@ inline step_list list_steps(file_system& files, const std::string& root) {
 }
 
 /// Returns the newest committed step of a root, or nothing. It reads no more manifests than necessary. Newer steps that
-/// cannot be loaded are added to `passed_over`.
+/// cannot be loaded are added to `invalid_steps`.
 inline std::optional<committed_step> newest_step(file_system& files, const std::string& root,
-                                                 std::vector<invalid_step>* passed_over = nullptr) {
+                                                 std::vector<invalid_step>* invalid_steps = nullptr) {
   for (const committed_step& step : detail::steps_by_name(files, files.list(root), root)) {
     std::string fault = detail::commit_fault(files, step);
     if (fault.empty()) return step;
-    if (passed_over != nullptr) passed_over->push_back({step.path, std::move(fault)});
+    if (invalid_steps != nullptr) invalid_steps->push_back({step.path, std::move(fault)});
   }
   return std::nullopt;
 }
@@ -208,8 +208,8 @@ inline std::optional<committed_step> newest_step(file_system& files, const std::
 namespace detail {
 
 /// Returns the directory of a step: `path` itself, or the newest whole step in it. Newer steps that cannot be loaded
-/// are added to `passed_over`. Throws `error` that describes `path` if there is no step.
-inline std::string step_path(file_system& files, std::string path, std::vector<invalid_step>& passed_over) {
+/// are added to `invalid_steps`. Throws `error` that describes `path` if there is no step.
+inline std::string step_path(file_system& files, std::string path, std::vector<invalid_step>& invalid_steps) {
   constexpr std::string_view legal = "; legal are a saved step and a folder of them";
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
   // A step is recognised by its name, so "." and links with other names are resolved first.
@@ -231,10 +231,10 @@ inline std::string step_path(file_system& files, std::string path, std::vector<i
   }
   if (kind != file_kind::directory) fail({"'", path, "' is a file", legal});
   if (files.kind_of(path_in(path, commit_file))) return path;
-  if (const auto newest = newest_step(files, path, &passed_over)) return newest->path;
+  if (const auto newest = newest_step(files, path, &invalid_steps)) return newest->path;
   if (files.kind_of(path_in(path, manifest_file))) fail(uncommitted_text(path));
   std::string why;
-  for (const invalid_step& i : passed_over) append(why, {"; '", i.path, "': ", i.reason});
+  for (const invalid_step& i : invalid_steps) append(why, {"; '", i.path, "': ", i.reason});
   if (!why.empty()) fail({"'", path, "' has no step that is whole", why});
   fail({"'", path, "' is neither a saved step nor a folder that has one"});
 }
@@ -453,7 +453,7 @@ class step_root {
     while (root_.size() > 1 && root_.ends_with('/')) root_.pop_back();
     if (root_.empty()) fail("the name of the directory for checkpoints is empty");
     const auto kind = files.kind_of(root_);
-    if (kind && *kind != file_kind::directory) fail({"'", root_, "' is no directory"});
+    if (kind && *kind != file_kind::directory) fail({"'", root_, "' is not a directory"});
     if (!kind) {
       files.make_directory(root_);
       const std::size_t slash = root_.rfind('/');

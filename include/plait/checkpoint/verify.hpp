@@ -76,7 +76,7 @@ inline std::vector<stored_bytes> ranges_of(const written_share& share) {
 /// Re-reads a rank's data file and compares its checksums, some bytes at a time.
 class own_file_check {
  public:
-  enum class state { under_way, whole, faulty };
+  enum class state { unfinished, whole, faulty };
 
   own_file_check(std::uint64_t step, std::string path, std::vector<stored_bytes> ranges)
       : step_(step), path_(std::move(path)), ranges_(std::move(ranges)) {}
@@ -92,12 +92,12 @@ class own_file_check {
       const std::uint64_t some = std::min(std::uint64_t{8} << 20, range.bytes - done_);
       sum_ = crc32c_of(*file_, range.position + done_, some, buffer_, sum_);
       done_ += some;
-      if (done_ < range.bytes) return state::under_way;
+      if (done_ < range.bytes) return state::unfinished;
       if (sum_ != range.crc32c) return state::faulty;
       ++at_;
       done_ = 0;
       sum_ = 0;
-      return at_ == ranges_.size() ? state::whole : state::under_way;
+      return at_ == ranges_.size() ? state::whole : state::unfinished;
     } catch (const std::exception&) {
       return state::faulty;
     }

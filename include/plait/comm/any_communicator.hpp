@@ -60,8 +60,8 @@ class accounting final : public request_observer {
       const double spent = end_ - start_;
       owner_.row_->kinds[static_cast<std::size_t>(kind_)] += {1, payload_, wire_, spent};
       if (owner_.ranks_ > 1) {
-        if (asynchronous) owner_.row_->under_way.open();
-        owner_.row_->under_way.add(start_, end_);
+        if (asynchronous) owner_.row_->in_flight.open();
+        owner_.row_->in_flight.add(start_, end_);
       }
       int place = -1;
       if (wait_times* const waits = owner_.ledger_->waits) {
@@ -91,9 +91,9 @@ class accounting final : public request_observer {
     row_->kinds[token & ((1u << kind_bits) - 1)].seconds += spent;
     const bool early = t.completed != 0 && t.completed < t.waited_from;  // then the wait only polled
     if (ranks_ > 1) {
-      row_->under_way.add(t.started, early ? t.completed : t.waited_to);
-      if (early) row_->under_way.add(t.waited_from, t.waited_to);
-      row_->under_way.last();
+      row_->in_flight.add(t.started, early ? t.completed : t.waited_to);
+      if (early) row_->in_flight.add(t.waited_from, t.waited_to);
+      row_->in_flight.close();
     }
     if (wait_times* const waits = ledger_->waits)
       waits->add(static_cast<int>(token >> kind_bits & most_places) - 1, label_, spent);

@@ -33,9 +33,9 @@ double comm_clock();
 /// operations overlap.
 class busy_time {
  public:
-  /// Begins an operation whose span is added later. `last` ends it, after the span was added.
+  /// Begins an operation whose span is added later. `close` ends it, after the span was added.
   void open() { ++open_; }
-  void last();
+  void close();
   /// Adds a span, in seconds of one clock.
   void add(double from, double to);
   /// The length of the union of the spans.
@@ -110,7 +110,7 @@ struct ledger {
     /// The time during which operations over several ranks were in progress. A blocking call counts while it lasts. An
     /// asynchronous one counts until it is complete (`request_times`), and is added when it has been waited for. The
     /// seconds of `kinds` are the exposed part of this time; the rest was hidden.
-    busy_time under_way{};
+    busy_time in_flight{};
     bool timed = true;  ///< false: calls only enqueue work on a device, so seconds do not measure communication
   };
 
@@ -126,7 +126,7 @@ struct ledger {
   void clear() {
     for (row& r : rows) {
       r.kinds = {};
-      r.under_way.clear();
+      r.in_flight.clear();
     }
   }
   /// Removes the counts since `before` was copied from this ledger, so that an observer's calls do not count; rows
@@ -235,7 +235,7 @@ PLAIT_INLINE double comm_clock() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-PLAIT_INLINE void busy_time::last() {
+PLAIT_INLINE void busy_time::close() {
   if (--open_ > 0) return;
   merge();
   total_ += sum();

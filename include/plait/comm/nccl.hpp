@@ -122,7 +122,7 @@ class communicator : public verbs<communicator> {
     if (cuda::capturing(s.home->main))
       fail({"split on '", s.label, "': NCCL makes no communicator while a graph is recorded; ask for it before"});
     s.wait_for_transfers();
-    if (s.home->make_room) s.home->make_room();
+    if (s.home->release_unused) s.home->release_unused();
     const op_ptr op = s.begin("split", 0);
     s.issue_late(*op, "ncclCommSplit", child, [&] {
       return ncclCommSplit(s.link.comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &child->link.comm, &config);

@@ -1,4 +1,4 @@
-// The names of saved tensors that are no weights of a model.
+// The names of saved tensors that are not weights of a model.
 #pragma once
 
 #include <string_view>

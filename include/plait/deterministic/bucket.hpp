@@ -106,7 +106,7 @@ class deterministic_bucket {
     bool adds = false;  ///< whether it is added to another layer's sum
     deterministic_exchange rest, cut, joined;
     partial_sums<G, Device> whole{};
-    std::optional<deterministic_exchange::under_way<G, Device>> moving{};
+    std::optional<deterministic_exchange::in_flight<G, Device>> moving{};
   };
 
   std::vector<element_range> parts_of(std::int64_t begin, std::int64_t size, std::int64_t ranks) const {

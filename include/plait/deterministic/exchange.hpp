@@ -62,7 +62,7 @@ class deterministic_exchange {
 
   /// An exchange in progress.
   template <class E, compute_device Device>
-  struct under_way {
+  struct in_flight {
     partial_sums<E, Device> own;
     std::vector<element_range> parts;
     buffer<Device> received;
@@ -72,9 +72,9 @@ class deterministic_exchange {
   /// Starts to send each rank k of the group the elements parts[k] of all partial sums. `own` and its memory must stay
   /// valid until `finish`.
   template <class E, compute_device Device>
-  under_way<E, Device> start(Device& device, partial_sums<E, Device> own, std::vector<element_range> parts) const {
+  in_flight<E, Device> start(Device& device, partial_sums<E, Device> own, std::vector<element_range> parts) const {
     check(own.nodes);
-    under_way<E, Device> moves{std::move(own), std::move(parts), {}, {}};
+    in_flight<E, Device> moves{std::move(own), std::move(parts), {}, {}};
     const std::size_t n = members_.size(), self = static_cast<std::size_t>(comm_->rank());
     const auto mine = static_cast<std::size_t>(moves.parts[self].size());
     std::size_t rounds = 0, all = 0;
@@ -103,7 +103,7 @@ class deterministic_exchange {
   /// Waits, and adds the received sums. Returns this rank's part of the sums `joined()`: in `into`, if there is one sum
   /// and `into` is not null. Otherwise they may be in the memory that was passed to `start`, which is not changed.
   template <class E, compute_device Device>
-  partial_sums<E, Device> finish(Device& device, under_way<E, Device>&& moves, E* into = nullptr) const {
+  partial_sums<E, Device> finish(Device& device, in_flight<E, Device>&& moves, E* into = nullptr) const {
     for (request& r : moves.moving) r.wait();
     const std::size_t self = static_cast<std::size_t>(comm_->rank());
     const std::int64_t mine = moves.parts[self].size();

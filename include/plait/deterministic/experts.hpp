@@ -136,8 +136,8 @@ class deterministic_experts {
       auto rows_of_leaf = make_buffer<std::int32_t>(device, l.rows.size());
       auto* const from = rows_of_leaf.template data<std::int32_t>();
       device.upload(from, l.rows.data(), l.rows.size() * sizeof(std::int32_t), device.main_stream());
-      kernels::take_rows(device, a.first, from, of_a.template data<T>(), n, a.stride);
-      kernels::take_rows(device, b.first, from, of_b.template data<T>(), n, b.stride);
+      kernels::gather_rows(device, a.first, from, of_a.template data<T>(), n, a.stride);
+      kernels::gather_rows(device, b.first, from, of_b.template data<T>(), n, b.stride);
       to.add_leaf(device, l.number, [&](G* out) {
         device.zero(out, static_cast<std::size_t>(to.elements()) * sizeof(G), device.main_stream());
         for (std::size_t e = 0; e + 1 < l.begin.size(); ++e)  // numbers without an expert here have no rows

@@ -39,7 +39,7 @@ class feature_sum {
       const dim_placement shared{dim, axes};
       fail({name, ": deterministic sums cut ", dim.text(), " = ", ctx.sizes.of(dim), " into ", leaves,
             " leaves (deterministic_leaves::features = ", ctx.deterministic.features, "), which ", ranks, " ranks of ",
-            describe(axes), " cannot share out; legal are features with a common divisor with ", ctx.sizes.of(dim),
+            describe(axes), " cannot divide; legal are features with a common divisor with ", ctx.sizes.of(dim),
             " that is a multiple of ", ctx.sizes.of(dim) / common_part(shared, mesh, ctx.sizes),
             detail::or_blocks(shared, mesh, ctx.sizes, leaves)});
     }

@@ -291,7 +291,7 @@ PLAIT_INLINE token_leaves::token_leaves(const deterministic_leaves& order, const
   unit_ = common_part(tokens.dims[0], mesh, sizes_);
   if (samples_ % (batch_ / unit_) != 0)
     fail({name_, ": deterministic sums have deterministic_leaves::samples = ", samples_, " leaves of samples, which ",
-          mesh.size(tokens.dims[0].axes), " ranks of ", describe(tokens), " cannot share out; legal for ",
+          mesh.size(tokens.dims[0].axes), " ranks of ", describe(tokens), " cannot divide; legal for ",
           tokens.dims[0].dim.text(), " = ", batch_, " are multiples of ", batch_ / unit_,
           detail::or_blocks(tokens.dims[0], mesh, sizes_, samples_)});
 }

@@ -39,7 +39,8 @@ class caching_allocator {
   caching_allocator& operator=(const caching_allocator&) = delete;
   ~caching_allocator();
 
-  /// Blocks that only their owner may write, such as the scratch memory of a recorded graph. `give_back` returns them.
+  /// Blocks that only their owner may write, such as the scratch memory of a recorded graph. `release_scratch` returns
+  /// them.
   class scratch {
    public:
     std::size_t bytes() const { return bytes_; }
@@ -57,7 +58,7 @@ class caching_allocator {
   void end_scratch();
   /// Returns the released blocks of scratch memory to the cache, as blocks of `stream`, which must run after all work
   /// on them. The other blocks follow when they are released.
-  void give_back(const std::shared_ptr<scratch>& owned, stream_key stream);
+  void release_scratch(const std::shared_ptr<scratch>& owned, stream_key stream);
 
   /// Returns at least `bytes` bytes, uninitialised; null if `bytes` is 0.
   void* allocate(std::size_t bytes, stream_key stream = 0);
@@ -258,7 +259,7 @@ void caching_allocator<Source>::end_scratch() {
 }
 
 template <class Source>
-void caching_allocator<Source>::give_back(const std::shared_ptr<scratch>& owned, stream_key stream) {
+void caching_allocator<Source>::release_scratch(const std::shared_ptr<scratch>& owned, stream_key stream) {
   if (owned == nullptr) return;
   const std::lock_guard lock(mutex_);
   if (owned == open_) close();

@@ -325,7 +325,7 @@ class cuda {
   std::function<void()> waiter(stream s) const { return detail::waiter_for(s.handle(), options_.device); }
 
   /// As `options::peers`, also for memory that was allocated before.
-  void open_to(const std::vector<int>& peers) { pool_.open_to(peers); }
+  void allow_access_from(const std::vector<int>& peers) { pool_.allow_access_from(peers); }
 
   static bool capturing(stream s) { return detail::is_captured(s.handle()); }
 
@@ -348,7 +348,7 @@ class cuda {
   }
   /// Returns cached blocks to the driver before a library allocates memory. It waits for no stream of the program,
   /// leaves the program's own allocator unchanged, and does nothing during capture.
-  void make_room() {
+  void release_unused() {
     if (options_.memory || capturing(main_)) return;
     allocator_.release_cache();
     if (own_main_ != nullptr) main_.synchronize();
@@ -359,7 +359,7 @@ class cuda {
   std::shared_ptr<scratch> begin_scratch() { return allocator_.begin_scratch(); }
   void end_scratch() { allocator_.end_scratch(); }
   /// Returns scratch memory to the cache, for later work of the main stream.
-  void give_back(const std::shared_ptr<scratch>& owned) { allocator_.give_back(owned, key(main_)); }
+  void release_scratch(const std::shared_ptr<scratch>& owned) { allocator_.release_scratch(owned, key(main_)); }
   std::size_t scratch_bytes() const { return allocator_.scratch_bytes(); }
   /// Sets the bytes that the plan predicts for a rank; out-of-memory errors show them.
   void expect_bytes(std::size_t bytes) { pool_.expected = bytes; }
@@ -478,7 +478,7 @@ class cuda {
       addresses_ = static_cast<const void**>(allocate_own(2 * bytes));
       addresses_bytes_ = 2 * bytes;
     }
-    if (!groups_.has_handle()) make_room();
+    if (!groups_.has_handle()) release_unused();
     upload(addresses_, addresses.data(), bytes, main_);
     groups_.run(alpha, present, beta, addresses_, options_.tf32, workspace_, options_.workspace_bytes, main_.handle());
   }
@@ -544,7 +544,7 @@ class cuda_graph {
     scratch_ = device_.begin_scratch();
     if (const cudaError_t status = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
         status != cudaSuccess) {
-      give_back();
+      release();
       detail::cuda_check(status, "beginning a graph");
     }
     cudaGraph_t graph = nullptr;
@@ -554,7 +554,7 @@ class cuda_graph {
       static_cast<void>(cudaStreamEndCapture(stream, &graph));
       static_cast<void>(cudaGetLastError());
       if (graph != nullptr) cudaGraphDestroy(graph);
-      give_back();
+      release();
       throw;
     }
     device_.end_scratch();
@@ -566,7 +566,7 @@ class cuda_graph {
     if (status == cudaSuccess) return;
     static_cast<void>(cudaGetLastError());
     executable_ = nullptr;
-    give_back();
+    release();
     detail::cuda_check(status, "recording a graph");
   }
 
@@ -580,14 +580,14 @@ class cuda_graph {
   void reset() {
     if (executable_ == nullptr) return;
     cudaGraphExecDestroy(std::exchange(executable_, nullptr));
-    give_back();
+    release();
   }
 
   /// Bytes of device memory that belong to the graph, without buffers from before the recording.
   std::size_t scratch_bytes() const { return scratch_ == nullptr ? 0 : scratch_->bytes(); }
 
  private:
-  void give_back() { device_.give_back(std::exchange(scratch_, nullptr)); }
+  void release() { device_.release_scratch(std::exchange(scratch_, nullptr)); }
 
   cuda& device_;
   std::shared_ptr<cuda::scratch> scratch_;

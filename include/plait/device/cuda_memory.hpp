@@ -153,7 +153,7 @@ class cuda_pool {
     cuda_check(cudaMemPoolCreate(&pool_, &wanted), "making a memory pool");
     std::uint64_t keep_all = ~std::uint64_t{0};
     cuda_check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep_all), "setting up a memory pool");
-    open_to(peers);
+    allow_access_from(peers);
   }
   cuda_pool(const cuda_pool&) = delete;
   cuda_pool& operator=(const cuda_pool&) = delete;
@@ -163,7 +163,7 @@ class cuda_pool {
 
   /// Gives other GPUs of the process access, if the machine connects them. Otherwise NCCL copies by way of the host.
   /// For its own allocator, the program itself gives the access.
-  void open_to(const std::vector<int>& peers) {
+  void allow_access_from(const std::vector<int>& peers) {
     if (programs_) return;
     for (const int peer : peers) {
       int connected = 0;

@@ -74,8 +74,8 @@ template <class Json = nlohmann::json>
 Json parse_json(std::string_view text, const std::string& source) {
   if (text.size() > max_json_bytes)
     fail({source, ": ", text.size(), " bytes are too long for JSON of this kind; legal are up to ", max_json_bytes});
-  if (const std::string_view other = foreign_file(text); !other.empty())
-    fail({source, ": this is no JSON but ", other});
+  if (const std::string_view other = other_format(text); !other.empty())
+    fail({source, ": this is not JSON but ", other});
   if (const std::size_t zero = text.find('\0'); zero != text.npos)
     fail({source, ": malformed JSON: there is a zero byte at ", zero, ", where the parser would stop"});
   detail::json_check<Json> check(source);

@@ -45,7 +45,7 @@ class mapped_file {
     struct stat status {};
     if (::fstat(file.value(), &status) != 0) fail_file("examine", path_, errno);
     if (S_ISDIR(status.st_mode)) fail({"'", path_, "' is a folder; name a file"});
-    if (!S_ISREG(status.st_mode)) fail({"'", path_, "' is no regular file; pipes and devices cannot be mapped"});
+    if (!S_ISREG(status.st_mode)) fail({"'", path_, "' is not a regular file; pipes and devices cannot be mapped"});
     size_ = static_cast<std::size_t>(status.st_size);
     if (size_ == 0) return;
     void* const start = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.value(), 0);
@@ -73,7 +73,7 @@ inline std::string read_file(const std::string& path, const std::string& field, 
 
 /// Returns the kind of a file that begins with `start`, in words that follow "this is". It recognises formats that
 /// users confuse with text, tokens, JSON or weights, and returns nothing for others.
-inline std::string_view foreign_file(std::string_view start) {
+inline std::string_view other_format(std::string_view start) {
   struct kind {
     std::string_view magic, what;
   };

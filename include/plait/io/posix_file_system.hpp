@@ -65,7 +65,7 @@ class posix_descriptor {
     struct stat status {};
     if (::fstat(value_, &status) != 0) fail_file("examine", path, errno);
     if (S_ISDIR(status.st_mode)) fail({"cannot open '", path, "': it is a folder"});
-    if (!S_ISREG(status.st_mode)) fail({"cannot open '", path, "': it is no regular file"});
+    if (!S_ISREG(status.st_mode)) fail({"cannot open '", path, "': it is not a regular file"});
   }
 
  private:

@@ -121,7 +121,7 @@ PLAIT_PASSES(norm_backward_dx, 3, 2)
 PLAIT_PASSES(norm_backward_dweight, 2, 2)
 PLAIT_PASSES(add_bias, 2, 2)
 PLAIT_PASSES(bias_gradient, 1, 2)
-PLAIT_PASSES(take_rows, 2, 2)
+PLAIT_PASSES(gather_rows, 2, 2)
 PLAIT_PASSES(multiply_by_gates, 3, 2)
 PLAIT_PASSES(multiply_by_gates_backward, 3, 2)
 

@@ -206,7 +206,7 @@ PLAIT_INLINE void enforce_parts(const layout& a, const mesh_shape& mesh, const d
     const std::int64_t size = sizes.of(p.dim), block = sizes.block_of(p.dim), ranks = mesh.size(p.axes);
     if (size < 0) fail({where, ": the context gives no size for the dim ", p.dim.text()});
     if (block < 1 || size % block != 0)
-      fail({where, ": the dim ", p.dim.text(), " has ", size, " elements, which are no whole blocks of ", block,
+      fail({where, ": the dim ", p.dim.text(), " has ", size, " elements, which are not whole blocks of ", block,
             " (dim_sizes::set)"});
     if (size / block >= ranks) continue;
     std::string extents;

@@ -65,7 +65,7 @@ dim_sizes llama_sizes(const llama_config& c, const mesh_shape& mesh, std::int64_
   const axis_list by_vocab = layout_v<spec<typename S::vocabulary>>.dims[0].axes;
   if (leaves && leaves.features < mesh.size(by_vocab))
     fail({"llama: deterministic_leaves::features = ", leaves.features, " leaves of the vocabulary, which ",
-          mesh.size(by_vocab), " ranks of ", describe(by_vocab), " cannot share out; legal are ", mesh.size(by_vocab),
+          mesh.size(by_vocab), " ranks of ", describe(by_vocab), " cannot divide; legal are ", mesh.size(by_vocab),
           " or more"});
   sizes.set(dim_of<vocab>, padded_vocab(c.vocab, leaves ? leaves.features : mesh.size(by_vocab)));
   return in_whole_leaves<S>(sizes, leaves, mesh, c.mixture.experts > 0);
@@ -202,9 +202,9 @@ struct llama_mlp {
   static layer make(const context<Device>& ctx, const std::string& name, const llama_config& config,
                     const llama_options& options, std::int64_t) {
     if (options.mixture_losses.any())
-      fail({"llama: llama_options::mixture_losses, and ", name, " is no mixture; legal is none of them"});
+      fail({"llama: llama_options::mixture_losses, and ", name, " is not a mixture; legal is none of them"});
     if (options.experts.any())
-      fail({"llama: llama_options::experts, and ", name, " is no mixture; legal is a lora of rank 0"});
+      fail({"llama: llama_options::experts, and ", name, " is not a mixture; legal is a lora of rank 0"});
     return layer(ctx, name, {0, config.initializer_range}, config.mlp_bias, options.mlp, options.overlap);
   }
 };

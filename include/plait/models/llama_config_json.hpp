@@ -248,7 +248,7 @@ inline std::int64_t parse_pad_token(const config_reader& c, std::int64_t vocab) 
 
 PLAIT_INLINE llama_config parse_llama_config(std::string_view text, const std::string& source) {
   const nlohmann::json json = parse_json(text, source);
-  if (!json.is_object()) fail({source, ": the JSON is no object; a config.json of a Llama is expected"});
+  if (!json.is_object()) fail({source, ": the JSON is not an object; a config.json of a Llama is expected"});
   const detail::config_reader c(json, source);
 
   const std::string type = c.string("model_type");
@@ -273,7 +273,7 @@ PLAIT_INLINE llama_config parse_llama_config(std::string_view text, const std::s
     out.head_dim = c.integer("head_dim", family->head_dim);
   } else {
     if (out.heads < 1 || out.hidden % out.heads != 0) {
-      fail({source, ": hidden_size ", out.hidden, " is no multiple of num_attention_heads ", out.heads,
+      fail({source, ": hidden_size ", out.hidden, " is not a multiple of num_attention_heads ", out.heads,
             ", and head_dim is not given"});
     }
     out.head_dim = out.hidden / out.heads;

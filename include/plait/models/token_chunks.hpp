@@ -92,7 +92,7 @@ class token_chunks {
             "has, as deterministic sums need it; legal is 1"});
     if (leaves * piece_ % length_ != 0)
       fail({"language model: loss_chunks = ", chunks, " makes chunks of ", piece_, " positions on each rank, which ",
-            "are no whole leaves of deterministic_leaves::sequence = ", leaves, "; legal are multiples of ",
+            "are not whole leaves of deterministic_leaves::sequence = ", leaves, "; legal are multiples of ",
             length_ / piece_, " there"});
   }
   /// Calls f(piece) for each rank whose positions are in an array with the box `part`.

@@ -77,7 +77,7 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
   /// Takes an open sum, if the first layer does so. Returns one, if the last layer does so; the memory of x must live
   /// until that sum is closed.
   auto forward(const microbatch<device>& mb, open_sum<value_type, input, device>& x, saved* keep = nullptr)
-    requires closes_sums<nth<0>>
+    requires accepts_open_sum<nth<0>>
   {
     return forward_from<0>(mb, x, kept_by_pass(mb, keep), nullptr);
   }
@@ -183,7 +183,7 @@ class sequential<Layers...> : public other_arrays_between<sequential<Layers...>,
   }
   /// Whether layer I returns an open sum that the next layer takes.
   template <std::size_t I>
-  static constexpr bool passes_sum = leaves_sums<nth<I>> && closes_sums<nth<I + 1>>;
+  static constexpr bool passes_sum = returns_open_sum<nth<I>> && accepts_open_sum<nth<I + 1>>;
   /// The input of a layer that returns an open sum: x itself, or the tensor x as a closed sum.
   template <std::size_t I, class X>
   static decltype(auto) opened(const microbatch<device>& mb, X& x) {
@@ -325,7 +325,7 @@ class residual<Norm, Layer> : public other_arrays_between<residual<Norm, Layer>,
 
  private:
   tensor_of<input> normalize(const microbatch<device>& mb, stream_sum& x, typename Norm::saved* keep) {
-    if constexpr (closes_sums<Norm>)
+    if constexpr (accepts_open_sum<Norm>)
       return norm_.forward(mb, x, keep);
     else
       return norm_.forward(mb, x.close(mb.ctx.device), keep);
@@ -387,7 +387,7 @@ class stack<Block> : public other_arrays_between<stack<Block>, Block, Block> {
     const auto kept = [&](std::size_t i, const microbatch<device>& here) {
       return keep && here.policy != recompute::full ? &keep->blocks[i] : nullptr;
     };
-    if constexpr (leaves_sums<Block>) {  // the next block adds its terms
+    if constexpr (returns_open_sum<Block>) {  // the next block adds its terms
       auto current = detail::closed_view(mb, x);
       for (std::size_t i = 0; i < blocks_.size(); ++i) {
         const microbatch<device> here = mb.at_block(i);

@@ -84,9 +84,9 @@ class embedding_core {
   using T = activation_of<Precision>;
 
  public:
-  /// `lies` must outlive this object.
-  embedding_core(const context<Device>& ctx, const embedding_layouts& lies, std::int64_t vocab, const std::string& name,
-                 const embedding_options<Precision>& how);
+  /// `layouts` must outlive this object.
+  embedding_core(const context<Device>& ctx, const embedding_layouts& layouts, std::int64_t vocab,
+                 const std::string& name, const embedding_options<Precision>& how);
 
   std::int64_t tokens() const { return tokens_; }
   /// Local elements of the output.
@@ -150,13 +150,13 @@ class embedding_core {
     return rows;
   }
   void take_sizes(const context<Device>& ctx, const std::string& name) {
-    ready_plan resolve(lies_->lookup.product, lies_->lookup.output, ctx.ranks, ctx.sizes, "output of " + name);
+    ready_plan resolve(layouts_->lookup.product, layouts_->lookup.output, ctx.ranks, ctx.sizes, "output of " + name);
     ready_plan unresolve(resolve.backward(), ctx.ranks, ctx.sizes, "gradient of the output of " + name);
     tokens_ = resolve.source().local_size() / width_;
     resolve_ = {std::move(resolve), tokens_, width_};
     unresolve_ = {std::move(unresolve), tokens_, width_};
     made_for_.take(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes,
-                   {&lies_->input, &lies_->output, &lies_->weight});
+                   {&layouts_->input, &layouts_->output, &layouts_->weight});
   }
 
   /// Calls add(), then restores the padding's row of the gradient if this rank has it. That row may hold the gradient
@@ -172,7 +172,7 @@ class embedding_core {
     on.copy(gradient + row * width_, kept.data(), bytes, on.main_stream());
   }
 
-  const embedding_layouts* lies_;
+  const embedding_layouts* layouts_;
   layer_names names_;
   std::int64_t vocab_, padding_row_, tokens_ = 0, first_ = 0, rows_ = 0, width_ = 0;
   row_stage resolve_, unresolve_;
@@ -182,14 +182,14 @@ class embedding_core {
 };
 
 template <class Precision, compute_device Device>
-embedding_core<Precision, Device>::embedding_core(const context<Device>& ctx, const embedding_layouts& lies,
+embedding_core<Precision, Device>::embedding_core(const context<Device>& ctx, const embedding_layouts& layouts,
                                                   std::int64_t vocab, const std::string& name,
                                                   const embedding_options<Precision>& how)
-    : lies_(&lies), names_(name), vocab_(vocab), padding_row_(how.padding_row) {
-  enforce(check_boundary(lies_->input, ctx.ranks.shape()), name + ": input");
-  enforce(check_boundary(lies_->output, ctx.ranks.shape()), name + ": output");
-  enforce_parts(lies_->weight, ctx.ranks.shape(), ctx.sizes, name);
-  const box used = local_box(lies_->lookup.table, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+    : layouts_(&layouts), names_(name), vocab_(vocab), padding_row_(how.padding_row) {
+  enforce(check_boundary(layouts_->input, ctx.ranks.shape()), name + ": input");
+  enforce(check_boundary(layouts_->output, ctx.ranks.shape()), name + ": output");
+  enforce_parts(layouts_->weight, ctx.ranks.shape(), ctx.sizes, name);
+  const box used = local_box(layouts_->lookup.table, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
   const std::int64_t padded = used.global[0];
   if (vocab_ < 1 || vocab_ > padded) fail({name, ": vocab = ", vocab_, ", must be 1 to the padded size ", padded});
   if (padding_row_ < -1 || padding_row_ >= vocab_)
@@ -199,7 +199,7 @@ embedding_core<Precision, Device>::embedding_core(const context<Device>& ctx, co
   width_ = used.local[1];
   table_ = std::make_shared<parameter<Precision, Device>>(
       ctx, parameter_info{name + ".weight", {vocab_, used.global[1]}, how.init, true, how.tied_across_stages, false},
-      lies_->stored, lies_->weight, lies_->input,
+      layouts_->stored, layouts_->weight, layouts_->input,
       parameter_place<Precision, Device>(ctx.device, used.local_size(), how.memory.weight.pointer(),
                                          how.memory.gradient.pointer(), how.memory.master.pointer(),
                                          how.memory.reduced.pointer()));
@@ -207,7 +207,7 @@ embedding_core<Precision, Device>::embedding_core(const context<Device>& ctx, co
   take_sizes(ctx, name);
   if (width_ != used.global[1] || !resolve_.moves().planned().to.partial.empty())
     require_any_order(ctx, name, "a table whose rows are cut");
-  terms_ = terms_of_layer(ctx, *table_, lies_->input, token_grain::coarse, name);
+  terms_ = terms_of_layer(ctx, *table_, layouts_->input, token_grain::coarse, name);
 }
 
 template <class Precision, compute_device Device>
@@ -221,7 +221,7 @@ void embedding_core<Precision, Device>::forward(const microbatch<Device>& mb, co
   resolve_.reduce(on, y, {0, tokens_}, [&](row_range, T* out) {
     kernels::embedding_forward(on, ids, table_->used_value(), out, tokens_, width_, first_, rows_, vocab_);
   });
-  note_forward(mb, *this, lies_->input, table_->name(), ids, tokens_);
+  note_forward(mb, *this, layouts_->input, table_->name(), ids, tokens_);
 }
 
 template <class Precision, compute_device Device>
@@ -233,7 +233,7 @@ void embedding_core<Precision, Device>::backward(const microbatch<Device>& mb, c
   made_for_.require(table_->name(), mb.ctx.ranks.shape(), mb.ctx.ranks.rank(), mb.ctx.sizes);
   require_array(table_->name(), "ids", ids, tokens_);
   require_array(table_->name(), "dy", dy, unresolve_.moves().source().local_size());
-  note_backward(mb, dual(lies_->output), table_->name(), dy, unresolve_.moves().source().local_size());
+  note_backward(mb, dual(layouts_->output), table_->name(), dy, unresolve_.moves().source().local_size());
   buffer<Device> resolved;
   const T* d = unresolve_.gather(on, dy, resolved);
   if (mb.deferred && resolved.empty()) {
@@ -257,7 +257,7 @@ template <class Precision, compute_device Device>
 void embedding_core<Precision, Device>::resize(const context<Device>& ctx) {
   require_resizable(names_.layer(), terms_ != nullptr);
   arm_checks(ctx);
-  for (const dim_placement& p : lies_->weight.dims)
+  for (const dim_placement& p : layouts_->weight.dims)
     if (const std::int64_t* const was = made_for_.size_of(p.dim); was && *was != ctx.sizes.of(p.dim))
       fail({names_.layer(), ": resize changes ", p.dim.text(), " from ", *was, " to ", ctx.sizes.of(p.dim),
             ", and the table has this dim: make another embedding for another table"});
@@ -397,20 +397,21 @@ class learned_positions
   learned_positions(const context<Device>& ctx, const std::string& name, sequence_order order = {},
                     initializer init = {})
       : names_(name) {
-    const layout& lies = layout_v<Spec>;
-    made_for_ = detail::made_for(ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&lies});
+    const layout& given = layout_v<Spec>;
+    made_for_ = detail::made_for(ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&given});
     layout placed;
     placed.dims.push_back({dim_of<position>, {}});
-    placed.dims.push_back(lies.dims.back());
-    const box part = local_box(lies, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
+    placed.dims.push_back(given.dims.back());
+    const box part = local_box(given, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank());
     rows_ = ctx.sizes.of(dim_of<position>);
     if (rows_ < part.global[1])
       fail({name, ": the context gives the dim position the size ", rows_, ", and the sequence has ", part.global[1],
             " tokens; at least as many positions are legal"});
     width_ = part.local[2];
     table_ = std::make_shared<parameter<Precision, Device>>(
-        ctx, parameter_info{name + ".weight", {rows_, part.global[2]}, init, true, false, false}, placed, placed, lies);
-    if (order.length() == 0 && lies.dims[1].dim == dim_of<zseq>)
+        ctx, parameter_info{name + ".weight", {rows_, part.global[2]}, init, true, false, false}, placed, placed,
+        given);
+    if (order.length() == 0 && given.dims[1].dim == dim_of<zseq>)
       fail({name, ": learned positions of tokens in zigzag order need their sequence_order"});
     if (order.length() == 0) order = sequence_order::original(part.global[1]);
     std::vector<std::int64_t> positions;

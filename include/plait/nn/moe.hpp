@@ -405,8 +405,8 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     buffer<Device> gathered;
     const T* const tokens = moved(ctx.device, gather_, x.data(), gathered);
     auto leaving = rows_to_send(ctx.device, s.route.rows.leaving);
-    kernels::take_rows(ctx.device, tokens, s.route.tokens.template data<std::int32_t>(), leaving.template data<T>(),
-                       s.route.rows.leaving, hidden_);
+    kernels::gather_rows(ctx.device, tokens, s.route.tokens.template data<std::int32_t>(), leaving.template data<T>(),
+                         s.route.rows.leaving, hidden_);
     s.route.tokens.reset();  // rows return by `places`
     s.in = peers_.dispatch(ctx.device, s.route, std::move(leaving), meanwhile);
     s.returned = peers_.combine(ctx.device, s.route, run_experts(ctx.device, s));

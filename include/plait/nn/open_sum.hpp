@@ -54,14 +54,15 @@ class open_sum {
 
 /// A layer that also accepts an open sum as its input. It closes the sum, if possible without a separate pass.
 template <class L>
-concept closes_sums = layer<L> && requires(L& l, const microbatch<typename L::device>& mb,
-                                           open_sum<typename L::value_type, typename L::input, typename L::device>& x,
-                                           typename L::saved& saved) { l.forward(mb, x, &saved); };
+concept accepts_open_sum =
+    layer<L> && requires(L& l, const microbatch<typename L::device>& mb,
+                         open_sum<typename L::value_type, typename L::input, typename L::device>& x,
+                         typename L::saved& saved) { l.forward(mb, x, &saved); };
 
 /// A layer that then also returns an open sum.
 template <class L>
-concept leaves_sums =
-    closes_sums<L> &&
+concept returns_open_sum =
+    accepts_open_sum<L> &&
     requires(L& l, const microbatch<typename L::device>& mb,
              open_sum<typename L::value_type, typename L::input, typename L::device>& x, typename L::saved& saved) {
       {

@@ -31,7 +31,7 @@ class offloaded_unit {
   offloaded_unit& operator=(const offloaded_unit&) = delete;
   /// Frees memory that a copy may still use, after a step has failed.
   ~offloaded_unit() {
-    if (under_way_) device_->main_stream().wait(copied_);
+    if (in_flight_) device_->main_stream().wait(copied_);
   }
 
   /// Starts the copies to the host's memory, after all current work of the main stream.
@@ -58,7 +58,7 @@ class offloaded_unit {
   }
   /// Makes later work of the main stream wait for the copies.
   void wait() {
-    if (std::exchange(under_way_, false)) device_->main_stream().wait(copied_);
+    if (std::exchange(in_flight_, false)) device_->main_stream().wait(copied_);
   }
 
  private:
@@ -87,7 +87,7 @@ class offloaded_unit {
   }
   void end_copies() {
     copied_.record(copies_);
-    under_way_ = true;
+    in_flight_ = true;
   }
   template <class Memory>
   static std::size_t bytes_of(const Memory& memory) {
@@ -115,7 +115,7 @@ class offloaded_unit {
   typename Device::stream copies_;
   std::vector<buffer<Device>> host_;
   typename Device::event copied_;
-  bool under_way_ = false;  ///< whether the main stream has not yet waited for copies
+  bool in_flight_ = false;  ///< whether the main stream has not yet waited for copies
 };
 
 }  // namespace plait

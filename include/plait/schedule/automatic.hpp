@@ -239,7 +239,8 @@ namespace detail {
 inline int chunks_limit(const pipeline_shape& shape, const automatic_options& options) {
   if (options.max_activations != options.max_activations)
     fail(
-        "schedule automatic: max_activations is no number; legal are 1 and more, and any negative number for no limit");
+        "schedule automatic: max_activations is not a number; legal are 1 and more, and any negative number for no "
+        "limit");
   const int most = shape.chunks * shape.microbatches;
   const int limit = options.max_activations < 0
                         ? most

@@ -185,7 +185,7 @@ constexpr const char* text_of(step_error code) {
       "the unit belongs to a stage of another rank",
       "a pass goes through all units of its stage, forward in their order and backward in the reverse",
       "a message stands between the units of one pass, which is one action of the pipeline",
-      "passes and messages are no schedule of a pipeline",
+      "passes and messages are not a schedule of a pipeline",
       "a pass reads parameters that were not gathered",
       "a pass reads parameters that were released",
       "a pass reads parameters that were updated and not gathered since",

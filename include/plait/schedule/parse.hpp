@@ -185,7 +185,7 @@ inline schedule read_schedule(std::string_view text, int ranks, int microbatches
   if (kind == std::filesystem::file_type::directory) bad_schedule(text, "it is a folder; name a file");
   // Opening a pipe would wait for a writer, and reading a device might never end.
   if (kind != std::filesystem::file_type::regular && kind != std::filesystem::file_type::not_found)
-    bad_schedule(text, "it is no regular file; pipes and devices are not read");
+    bad_schedule(text, "it is not a regular file; pipes and devices are not read");
   constexpr std::uintmax_t most = std::uintmax_t{256} << 20;
   if (const auto size = std::filesystem::file_size(text, ignored); !ignored && size > most)
     bad_schedule(text, cat({"the file has ", size, " bytes; a schedule has at most ", most}));

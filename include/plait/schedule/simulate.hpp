@@ -84,7 +84,7 @@ constexpr void require_costs(const char* who, const pipeline_shape& shape, const
   bool legal = cheap(costs.rank_part) && costs.link >= 0;
   for (const action_times& t : costs.stages) legal = legal && cheap(t);
   for (double t : costs.links) legal = legal && t >= 0;
-  if (!legal) fail("schedule_costs: a time is negative, or is no number");
+  if (!legal) fail("schedule_costs: a time is negative, or is not a number");
   if (!(costs.stages.empty() || costs.stages.size() == static_cast<std::size_t>(shape.stages())))
     fail("schedule_costs: stages must have one entry per stage");
   if (!(costs.links.empty() || costs.links.size() == static_cast<std::size_t>(shape.ranks * shape.ranks)))
@@ -561,7 +561,7 @@ inline step_simulation simulate(const step_schedule& s, const step_costs& costs)
   if (costs.data_ranks < 1) fail({"step_costs: data_ranks is ", costs.data_ranks, "; legal is 1 or more"});
   if (costs.copy_ranks < 1) fail({"step_costs: copy_ranks is ", costs.copy_ranks, "; legal is 1 or more"});
   if (costs.copy_ranks > 1 && !s.policy.hybrid)
-    fail({"step_costs: copy_ranks is ", costs.copy_ranks, ", but the policy is no hybrid; legal is 1"});
+    fail({"step_costs: copy_ranks is ", costs.copy_ranks, ", but the policy is not a hybrid; legal is 1"});
   std::vector<bool> has_units(static_cast<std::size_t>(s.shape.stages()), false);
   for (const step_unit& u : s.units) has_units[static_cast<std::size_t>(u.stage)] = true;
   for (std::size_t stage = 0; stage < has_units.size(); ++stage)

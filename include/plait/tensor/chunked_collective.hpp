@@ -28,7 +28,7 @@ struct row_range {
 /// Reductions in flight, with the memory that they read. The destructor completes them; `wait` does so too and throws
 /// their errors.
 template <compute_device Device>
-class chunks_under_way {
+class chunks_in_flight {
  public:
   void wait() {
     for (std::size_t i = 0; i < slots; ++i) requests_[(next_ + i) % slots].wait();
@@ -94,7 +94,7 @@ class chunked_collective {
   /// Reduces rows of the matrix to `out`, this rank's part. make(first row, rows, to) writes the rows, each once.
   /// Returns when the last chunk is in flight.
   template <compute_device Device>
-  chunks_under_way<Device> reduce(Device& device, void* out, dtype type,
+  chunks_in_flight<Device> reduce(Device& device, void* out, dtype type,
                                   function_ref<void(std::int64_t, std::int64_t, void*)> make) const;
 
  private:
@@ -255,10 +255,10 @@ whole_gather<Device> chunked_collective::start_whole(Device& device, const void*
 }
 
 template <compute_device Device>
-chunks_under_way<Device> chunked_collective::reduce(Device& device, void* out, dtype type,
+chunks_in_flight<Device> chunked_collective::reduce(Device& device, void* out, dtype type,
                                                     function_ref<void(std::int64_t, std::int64_t, void*)> make) const {
   const std::int64_t row = width_ * static_cast<std::int64_t>(size_of(type));
-  chunks_under_way<Device> all;
+  chunks_in_flight<Device> all;
   buffer<Device> product;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     const piece& p = pieces_[i];
@@ -290,7 +290,7 @@ chunks_under_way<Device> chunked_collective::reduce(Device& device, void* out, d
 PLAIT_COMPILED_TEMPLATE(void chunked_collective::gather<cpu>(cpu&, const void*, void*, dtype,
                                                              function_ref<void(std::int64_t, std::int64_t)>) const)
 PLAIT_COMPILED_TEMPLATE(whole_gather<cpu> chunked_collective::start_whole<cpu>(cpu&, const void*, void*, dtype) const)
-PLAIT_COMPILED_TEMPLATE(chunks_under_way<cpu> chunked_collective::reduce<cpu>(
+PLAIT_COMPILED_TEMPLATE(chunks_in_flight<cpu> chunked_collective::reduce<cpu>(
     cpu&, void*, dtype, function_ref<void(std::int64_t, std::int64_t, void*)>) const)
 
 #ifndef PLAIT_COMPILED

@@ -52,7 +52,7 @@ class attached_rank {
         ranks_(shape, nccl::attach(comm, device_,
                                    {.deadline = options.deadline, .registered_bytes = options.registered_bytes})),
         context_{device_, ranks_, sizes, options.seed} {
-    open_to_process(static_cast<bool>(options.memory));
+    allow_access_from_process(static_cast<bool>(options.memory));
   }
   attached_rank(const attached_rank&) = delete;
   attached_rank& operator=(const attached_rank&) = delete;
@@ -73,7 +73,7 @@ class attached_rank {
   }
   /// Gives the other GPUs of this process access to the device's memory, because NCCL lets ranks of one process read
   /// each other's memory.
-  void open_to_process(bool programs_memory) {
+  void allow_access_from_process(bool programs_memory) {
     static const std::uint64_t process = std::random_device{}() | std::uint64_t{std::random_device{}()} << 32;
     struct place {
       std::uint64_t process, device;
@@ -84,12 +84,12 @@ class attached_rank {
     void* memory = nullptr;
     const cuda::stream side = device_.side_stream();  // the caller's stream may hold work that has not begun
     if (programs_memory) {
-      programs_meeting_ = buffer<cuda>(device_, (n + 1) * sizeof(place), side);  // allocated in the order of this
-                                                                                 // stream
-      memory = programs_meeting_.data();
+      programs_places_ = buffer<cuda>(device_, (n + 1) * sizeof(place), side);  // allocated in the order of this
+                                                                                // stream
+      memory = programs_places_.data();
     } else {  // outside the pool, whose memory other GPUs cannot access yet
       detail::cuda_check(cudaMalloc(&memory, (n + 1) * sizeof(place)), "allocating");
-      meeting_.reset(memory);  // freed in the destructor, because freeing waits for the device
+      places_.reset(memory);  // freed in the destructor, because freeing waits for the device
     }
     const place mine{process, static_cast<std::uint64_t>(device_.index())};
     std::vector<place> there(n);
@@ -104,7 +104,7 @@ class attached_rank {
     for (const place& p : there) {
       if (p.process == process) peers.push_back(static_cast<int>(p.device));
     }
-    device_.open_to(peers);
+    device_.allow_access_from(peers);
   }
   /// Returns a handle that is not null for the default stream: a null handle would make the device create its own
   /// stream.
@@ -117,9 +117,9 @@ class attached_rank {
 #endif
   }
 
-  std::unique_ptr<void, cudaError_t (*)(void*)> meeting_{nullptr, cudaFree};
+  std::unique_ptr<void, cudaError_t (*)(void*)> places_{nullptr, cudaFree};
   cuda device_;
-  buffer<cuda> programs_meeting_;
+  buffer<cuda> programs_places_;
   world ranks_;
   plait::context<cuda> context_;
 };

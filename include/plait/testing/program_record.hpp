@@ -129,7 +129,7 @@ inline void read_part(const std::string& path, rank_record& out) {
   const std::string* text = nullptr;
   for (const auto& [key, value] : file->metadata())
     if (key == record_key) text = &value;
-  if (text == nullptr) fail({source, " is no part of a program's record"});
+  if (text == nullptr) fail({source, " is not part of a program's record"});
   recorded_step& step = out.steps.emplace_back();
   json_parser in(*text, source);
   const auto number = [&](const std::string& key, std::uint64_t most) { return in.whole_number({"as ", key}, most); };

@@ -16,7 +16,7 @@
 #include "plait/comm/nccl.hpp"
 #include "plait/device/cuda.hpp"
 #include "support/conformance.hpp"
-#include "support/last_words.hpp"
+#include "support/death_message.hpp"
 #include "support/nccl_runs.hpp"
 #include "support/texts.hpp"
 
@@ -35,9 +35,9 @@ using rank_comm = nccl::communicator;
 namespace {
 
 using plait::test::careful;
+using plait::test::death_message;
 using plait::test::devices;
 using plait::test::has;
-using plait::test::last_words;
 using plait::test::small;
 using plait::test::text_of;
 
@@ -164,7 +164,7 @@ TEST_CASE("nccl: a rank that fails while it owns a recorded graph throws at once
 #ifndef PLAIT_TEST_THREAD_SANITIZER  // thread sanitizer does not follow a fork
 TEST_CASE("nccl: a process ends with the reason if aborting takes longer than the grace") {
   const auto aborts_for = [](double grace) {
-    return last_words([=] {
+    return death_message([=] {
       stand_in::abort_seconds = grace > 0 && grace < 1 ? 10 : 0.5;  // 10: even a busy machine sees that it is too long
       text_of(2, {.deadline = 60, .grace = grace}, [](rank_comm& comm, cuda&) {
         rank_comm more = comm.split(0, comm.rank());

@@ -122,7 +122,7 @@ TEST_CASE("nccl: buffers in flight that are released to the driver") {
               fill(device, y.data(), 1);
               const request one = start(comm, x.data()), other = start(apart, y.data());
             }
-            turn == 0 ? device.release_cache() : turn == 1 ? device.make_room() : static_cast<void>(0);
+            turn == 0 ? device.release_cache() : turn == 1 ? device.release_unused() : static_cast<void>(0);
           }
         }) == "");
 }
@@ -366,7 +366,7 @@ TEST_CASE("an operation that cannot be started leaves nothing behind") {
   cuda_graph graph(device);
   CHECK_THROWS_WITH_AS(graph.record([] {}), doctest::Contains("begin_scratch: there is scratch memory"), error);
   CHECK_FALSE(cuda::capturing(device.main_stream()));
-  device.give_back(open);
+  device.release_scratch(open);
   cudaGraph_t own = nullptr;
   REQUIRE(cudaStreamBeginCapture(device.main_stream().handle(), cudaStreamCaptureModeThreadLocal) == cudaSuccess);
   CHECK_THROWS_WITH_AS(graph.record([] {}), doctest::Contains("beginning a graph"), error);

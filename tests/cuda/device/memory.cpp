@@ -157,7 +157,7 @@ TEST_CASE("a program's allocator sees every byte of a device, with its stream, u
     CHECK_THROWS_AS(device.allocate(1 << 20), error);
     device.release(large);
     device.release_cache();
-    device.open_to({0});  // the program opens its own memory to other GPUs
+    device.allow_access_from({0});  // the program opens its own memory to other GPUs
     CHECK(device.cached_bytes() == 0);
     CHECK(bytes == device.reserved_bytes());
   }

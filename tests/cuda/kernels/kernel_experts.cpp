@@ -132,7 +132,7 @@ void check_rows(std::int64_t width, std::size_t lead) {
         gated(device, of_tokens, lead), dgated(device, of_tokens, lead), dgates(device, tokens);
     number_array<S, Device> weights(device, random_values<S>(tokens * k, 3)), dweights(device, tokens * k);
     device_array<std::int32_t, Device> places(device, at), sources(device, from);
-    kernels::take_rows(device, in.view(), sources.data(), taken.data(), rows, width);
+    kernels::gather_rows(device, in.view(), sources.data(), taken.data(), rows, width);
     kernels::sum_rows(device, of_rows.view(), places.data(), weights.view(), sums.data(), tokens, k, width);
     kernels::sum_rows(device, of_rows.view(), places.data(), static_cast<const S*>(nullptr), plain_sums.data(), tokens,
                       k, width);

@@ -245,9 +245,9 @@ TEST_CASE("an error names damage, nothing changes, and a step without its mark i
     const loaded_state loaded = load_tensors(ctx, ranks, "steps", {.tensors = other.held()}, files);
     CHECK(loaded.step == 1);
     if (ranks.rank() == 0) {
-      REQUIRE(loaded.passed_over.size() == 1);
-      CHECK(loaded.passed_over[0].path == "steps/step-00000002");
-      CHECK(contains(loaded.passed_over[0].reason, "manifest"));
+      REQUIRE(loaded.invalid_steps.size() == 1);
+      CHECK(loaded.invalid_steps[0].path == "steps/step-00000002");
+      CHECK(contains(loaded.invalid_steps[0].reason, "manifest"));
     }
     CHECK(other == own_tensors(ctx, 1));
   });

@@ -146,7 +146,7 @@ TEST_CASE("errors name what is malformed") {
   CHECK_ERROR(parse(std::string(8, '\xff')), "claims 18446744073709551615", "100000000");
   CHECK_ERROR(parse("{\n  \"metadata\": {}\n}"), "x: this is JSON", "name a .safetensors file");
   CHECK_ERROR(parse("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 2\n"),
-              "x: this is no safetensors file but a pointer of Git LFS");
+              "x: this is not a safetensors file but a pointer of Git LFS");
   CHECK_ERROR(parse("PK\x03\x04 written by torch.save"), "a zip archive, as PyTorch");
   CHECK_ERROR(parse(file_of("{}", 0).replace(0, 1, "\x03")), "truncated", "claims 3", "2 are left");
   refuse("", 0, "start with {");

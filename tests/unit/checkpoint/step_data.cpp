@@ -59,11 +59,11 @@ class gated_file final : public open_file {
   std::size_t read_some(std::uint64_t offset, std::span<std::byte> bytes) const override {
     std::unique_lock lock(mutex_);
     ++begun_;
-    most_ = std::max(most_, ++under_way_);
+    most_ = std::max(most_, ++in_flight_);
     changed_.notify_all();
     changed_.wait(lock, [&] { return may_end_ > 0; });
     --may_end_;
-    --under_way_;
+    --in_flight_;
     for (std::byte& b : bytes) touched_.insert(&b);
     if (bad.count(offset) != 0) fail({"cannot read at ", offset});
     for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = value(offset + i);
@@ -73,7 +73,7 @@ class gated_file final : public open_file {
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  mutable std::size_t begun_ = 0, may_end_ = 0, under_way_ = 0, most_ = 0;
+  mutable std::size_t begun_ = 0, may_end_ = 0, in_flight_ = 0, most_ = 0;
   mutable std::set<const std::byte*> touched_;
 };
 

@@ -118,7 +118,7 @@ TEST_CASE("invalid roots") {
   temp_folder dir;
   plait::posix_file_system files;
   CHECK_ERROR(plait::step_root(files, ""), "name of the directory for checkpoints is empty");
-  CHECK_ERROR(plait::step_root(files, dir.write("file", "x")), "file' is no directory");
+  CHECK_ERROR(plait::step_root(files, dir.write("file", "x")), "file' is not a directory");
   CHECK_ERROR(plait::step_root(files, dir / "a/b"), "cannot make the directory '", "a/b': No such file");
   CHECK_ERROR(plait::list_steps(files, dir / "none"), "cannot list '", "none'");
   CHECK_ERROR(plait::newest_step(files, dir / "none"), "cannot list '", "none'");
@@ -228,11 +228,11 @@ TEST_CASE("a step elsewhere is read through its link, and never removed") {
   CHECK(committed(files, root) == steps{30, 20});
   // A link with any name, and ".", name the steps that they point to.
   REQUIRE(::symlink(link.c_str(), (dir / "best").c_str()) == 0);
-  std::vector<plait::invalid_step> passed_over;
+  std::vector<plait::invalid_step> invalid_steps;
   CHECK(plait::step_called(
-            std::filesystem::path(plait::detail::step_path(files, dir / "best", passed_over)).filename().string()) ==
+            std::filesystem::path(plait::detail::step_path(files, dir / "best", invalid_steps)).filename().string()) ==
         20);
-  CHECK(plait::read_step(files, plait::detail::step_path(files, moved + "/.", passed_over)).step == 20);
+  CHECK(plait::read_step(files, plait::detail::step_path(files, moved + "/.", invalid_steps)).step == 20);
   writer.discard(20);
   CHECK(committed(files, root) == steps{30});
   CHECK(plait::verify_step(files, moved).empty());

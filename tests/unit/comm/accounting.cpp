@@ -48,7 +48,7 @@ TEST_CASE("a ledger removes what was added after a copy of it, and keeps its row
     CHECK(book->total().calls == 1);
     CHECK(book->total("world", collective::all_gather).wire == before.total().wire);
     CHECK(book->total().seconds == before.total().seconds);
-    CHECK(book->of("world").under_way.seconds() == row->under_way.seconds());
+    CHECK(book->of("world").in_flight.seconds() == row->in_flight.seconds());
     CHECK(&book->of("world") == row);
     CHECK(book->total("other").calls == 0);
     all.all_gather(x, y, 2, dtype::f32);
@@ -315,10 +315,10 @@ TEST_CASE("operations in flight together count once") {
   t.add(5, 7);  // one call in the middle
   CHECK(t.seconds() == 1 + 0.5 + 0.5 + 2);
   t.add(3.5, 4);
-  t.last();
+  t.close();
   CHECK(t.seconds() == 1 + 0.5 + 1 + 2);
   t.add(2.5, 6);
-  t.last();
+  t.close();
   CHECK(t.seconds() == 1 + 5);
   t.add(8, 8);  // empty
   t.add(9, 10);
@@ -331,7 +331,7 @@ TEST_CASE("operations in flight together count once") {
   for (int i = 0; i < 5000; ++i) many.add(i, i + 0.5);
   CHECK(many.seconds() == 2500);
   many.add(0, 5000);
-  many.last();
+  many.close();
   CHECK(many.seconds() == 5000);
 }
 

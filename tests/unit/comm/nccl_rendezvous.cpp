@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "plait/comm/launch/rendezvous.hpp"
-#include "support/meeting_places.hpp"
+#include "support/rendezvous_ranks.hpp"
 #include "support/temp_folder.hpp"
 #include "support/texts.hpp"
 
@@ -140,10 +140,10 @@ TEST_CASE("the ranks that arrived name those that never did") {
   auto elsewhere = places(2, free_port());
   elsewhere.pop_back();
   elsewhere[0].address = "192.0.2.1";  // belongs to no host (RFC 5737)
-  CHECK(
-      has(outcomes(elsewhere, 0.3)[0],
-          "missing rank 1; 192.0.2.1 is no address of this host, on which rank 0 runs: MASTER_ADDR must name rank 0's "
-          "host"));
+  CHECK(has(
+      outcomes(elsewhere, 0.3)[0],
+      "missing rank 1; 192.0.2.1 is not an address of this host, on which rank 0 runs: MASTER_ADDR must name rank 0's "
+      "host"));
 }
 
 TEST_CASE("rank 0 never arrives") {

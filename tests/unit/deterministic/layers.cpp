@@ -237,11 +237,11 @@ TEST_CASE("layers without a deterministic order are refused by name") {
                    [](const auto& ctx) {
                      linear<float, policy<wide, row, spec<shard<batch, dp>, seq, hidden, partial<tp>>>>(ctx, "layer");
                    }));
-  CHECK(is_refused(two{1, 2}, "deterministic_leaves::features = 3), which 2 ranks of tp cannot share out",
+  CHECK(is_refused(two{1, 2}, "deterministic_leaves::features = 3), which 2 ranks of tp cannot divide",
                    [](const auto& ctx) { row_linear(ctx, "layer"); }, {.deterministic = true}, {3, 4, 4, 1}));
   CHECK(is_refused(two{1, 3},
                    "layer: output: deterministic sums cut ffn = 40 into 4 leaves (deterministic_leaves::features = 4), "
-                   "which 3 ranks of tp cannot share out; legal are features with a common divisor with 40 that is a "
+                   "which 3 ranks of tp cannot divide; legal are features with a common divisor with 40 that is a "
                    "multiple of 8, or ffn in blocks of 10 (dim_sizes::set)",
                    [](const auto& ctx) { row_linear(ctx, "layer"); }));
   dim_sizes other_leaves = sizes();

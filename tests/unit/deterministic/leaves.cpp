@@ -133,7 +133,7 @@ TEST_CASE("leaves that the ranks cannot divide are refused, with the field and v
           doctest::Contains(why), error);
     };
     refuse(three{3, 1, 1},
-           "which 3 ranks of <shard<batch, dp>, shard<seq, cp, tp>> cannot share out; legal for batch = 8 "
+           "which 3 ranks of <shard<batch, dp>, shard<seq, cp, tp>> cannot divide; legal for batch = 8 "
            "are multiples of 8, or batch in blocks of 2 (dim_sizes::set)");
     refuse(three{1, 3, 1},
            "makes chunks of 8 of the 32 tokens, and one of 3 ranks has 10 neighbours of <shard<batch, dp>, "

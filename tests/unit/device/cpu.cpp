@@ -182,14 +182,14 @@ TEST_CASE("scratch memory serves only its owner, even if another one is made") {
   const auto second = memory.begin_scratch();
   void* const b = memory.allocate(2000);
   memory.release(b);
-  memory.give_back(first, 0);  // keeps the blocks of the second one
+  memory.release_scratch(first, 0);  // keeps the blocks of the second one
   CHECK(memory.cached_bytes() >= 1000);
   CHECK(memory.cached_bytes() < 2000);
   CHECK(memory.allocate(2000) == b);
   memory.end_scratch();
   memory.release(b);  // after the end: the block belongs to the second one
   CHECK(memory.allocate(2000) != b);
-  memory.give_back(second, 0);
+  memory.release_scratch(second, 0);
   CHECK(memory.scratch_bytes() == 0);
   CHECK(memory.allocate(2000) == b);
 
@@ -197,7 +197,7 @@ TEST_CASE("scratch memory serves only its owner, even if another one is made") {
   const auto third = memory.begin_scratch();
   void* const c = memory.allocate(5000);
   memory.end_scratch();
-  memory.give_back(third, 0);
+  memory.release_scratch(third, 0);
   const std::size_t cached = memory.cached_bytes();
   memory.release(c);
   CHECK(memory.cached_bytes() > cached);
@@ -211,7 +211,7 @@ TEST_CASE("scratch memory serves only its owner, even if another one is made") {
   CHECK(fourth->bytes() >= 7000);
   CHECK(memory.scratch_bytes() == fourth->bytes());
   CHECK(memory.allocate(7000) != d);
-  memory.give_back(fourth, 0);
+  memory.release_scratch(fourth, 0);
   CHECK(memory.scratch_bytes() == 0);
   CHECK(memory.allocate(7000) == d);
 }

@@ -77,7 +77,7 @@ TEST_CASE("the functions of the system's files") {
   CHECK_ERROR(files.make_directory(dir / "d"), "cannot make the directory '", "exists");
   CHECK_ERROR(files.open(dir / "d"), "d': it is a folder");
   CHECK(::mkfifo((dir / "pipe").c_str(), 0600) == 0);
-  CHECK_ERROR(files.open(dir / "pipe"), "pipe': it is no regular file");
+  CHECK_ERROR(files.open(dir / "pipe"), "pipe': it is not a regular file");
   CHECK(::symlink("a", (dir / "link").c_str()) == 0);
   CHECK(files.list(dir / "") == std::vector<plait::directory_entry>{{"a", plait::file_kind::regular},
                                                                     {"d", plait::file_kind::directory},

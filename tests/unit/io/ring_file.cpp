@@ -33,13 +33,13 @@ class scripted_ring final : public plait::write_ring {
  public:
   void submit(int descriptor, std::uint64_t offset, std::span<const std::byte> bytes, std::size_t tag) override {
     if (plan.cannot_begin) plait::fail("the ring takes no write");
-    under_way_.push_back({descriptor, offset, bytes, tag, plan.begun++});
-    plan.at_once = std::max(plan.at_once, under_way_.size());
+    in_flight_.push_back({descriptor, offset, bytes, tag, plan.begun++});
+    plan.at_once = std::max(plan.at_once, in_flight_.size());
   }
   ended wait() override {
     if (plan.breaks) plait::fail("the ring broke");
-    const one w = plan.newest_first ? under_way_.back() : under_way_.front();
-    plan.newest_first ? under_way_.pop_back() : under_way_.pop_front();
+    const one w = plan.newest_first ? in_flight_.back() : in_flight_.front();
+    plan.newest_first ? in_flight_.pop_back() : in_flight_.pop_front();
     const auto end = plan.ends.find(w.number);
     const std::int64_t result = end == plan.ends.end() ? static_cast<std::int64_t>(w.bytes.size()) : end->second;
     if (result > 0) {
@@ -57,7 +57,7 @@ class scripted_ring final : public plait::write_ring {
     std::span<const std::byte> bytes;
     std::size_t tag, number;
   };
-  std::deque<one> under_way_;
+  std::deque<one> in_flight_;
 };
 
 std::unique_ptr<plait::write_ring> make_scripted(unsigned) { return std::make_unique<scripted_ring>(); }

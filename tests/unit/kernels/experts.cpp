@@ -197,7 +197,7 @@ TEST_CASE("rows of other ranks add nothing, and have no gradient") {
   CHECK(dw == std::vector<float>{7, 0, 2, 0});
   const std::vector<std::int32_t> from{1, 1, 0};
   std::vector<float> taken(6);
-  kernels::take_rows(device, rows.data(), from.data(), taken.data(), 3, 2);
+  kernels::gather_rows(device, rows.data(), from.data(), taken.data(), 3, 2);
   CHECK(taken == std::vector<float>{3, 4, 3, 4, 1, 2});
 }
 

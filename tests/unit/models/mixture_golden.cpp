@@ -243,9 +243,9 @@ TEST_CASE("a model without experts, and one with them, are different types") {
     CHECK_ERROR((mixture_llama<float, megatron_experts>(ctx, dense)),
                 "mixture_llama: num_experts is 0; legal is at least 1, and llama has none");
     CHECK_ERROR((llama<float, megatron_experts>(ctx, dense, {.mixture_losses = {.z_loss = 1}})),
-                "llama: llama_options::mixture_losses, and model.layers.0.mlp is no mixture; legal is none of them");
+                "llama: llama_options::mixture_losses, and model.layers.0.mlp is not a mixture; legal is none of them");
     CHECK_ERROR((llama<float, megatron_experts>(ctx, dense, {.experts = {.up = {.rank = 2}}})),
-                "llama: llama_options::experts, and model.layers.0.mlp is no mixture; legal is a lora of rank 0");
+                "llama: llama_options::experts, and model.layers.0.mlp is not a mixture; legal is a lora of rank 0");
     CHECK_ERROR((mixture_llama<float, megatron_experts>(ctx, from.config, {.expert_bias_rate = 0.1})),
                 "mixture_llama: llama_options::expert_bias_rate is 0.1, and the configuration has no correction bias; "
                 "legal is 0");

@@ -149,7 +149,7 @@ TEST_CASE("values that ranks exchange around the norm travel before the gathers 
       step.model().gather_changed(ctx);
       any_communicator asking = w.root().split(0, c.rank());
       double value = 0;
-      request under_way;
+      request in_flight;
       int begun = 0, ended = 0;
       const auto gathers = [&] { return w.ledger().total("dp", collective::all_gather).calls; };
       std::uint64_t before = 0;
@@ -158,11 +158,11 @@ TEST_CASE("values that ranks exchange around the norm travel before the gathers 
             ++begun;
             CHECK(gathers() == before);
             value = c.rank() + 10.0 * begun;
-            asking.start_all_reduce(&value, &value, 1, dtype::f64, reduce_op::max).swap(under_way);
+            asking.start_all_reduce(&value, &value, 1, dtype::f64, reduce_op::max).swap(in_flight);
           },
           [&] {
             CHECK(++ended == begun);
-            under_way.wait();
+            in_flight.wait();
             CHECK(value == 1 + 10.0 * begun);
             CHECK(gathers() == before);
           });

@@ -24,7 +24,7 @@
 #include "plan_llama/planner/hardware_json.hpp"
 #include "plan_llama/planner/llama_shape.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
-#include "support/last_words.hpp"
+#include "support/death_message.hpp"
 #include "support/step_traffic.hpp"
 #include "train_llama/fit_recompute.hpp"
 
@@ -441,6 +441,6 @@ TEST_CASE("a dry run counts and prices a program's kernels, which must not touch
   const auto n = static_cast<double>(x.size());
   CHECK(device.operations() == n);
   CHECK(clock.now().total() == doctest::Approx(planner::memory_seconds(h, 8 * n, 1)));
-  const std::string text = test::last_words([&] { y.data()[1] = 1; });
+  const std::string text = test::death_message([&] { y.data()[1] = 1; });
   CHECK(text.find("plait: a kernel of the program's own touched memory of a dry run") != std::string::npos);
 }

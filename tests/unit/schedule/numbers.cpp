@@ -205,5 +205,5 @@ TEST_CASE("times of single stages and links") {
   costs.links.clear();
   costs.stages.pop_back();
   CHECK_THROWS_WITH(simulate(s, costs), "schedule_costs: stages must have one entry per stage");
-  CHECK_THROWS_WITH(simulate(s, {.link = -1}), "schedule_costs: a time is negative, or is no number");
+  CHECK_THROWS_WITH(simulate(s, {.link = -1}), "schedule_costs: a time is negative, or is not a number");
 }

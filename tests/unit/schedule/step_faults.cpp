@@ -132,7 +132,7 @@ TEST_CASE("faults in a step are refused, naming both entries") {
   s = two;
   move(s, 0, place_of(s, 0, step_op::send, -1), 0);
   const std::string early =
-      "passes and messages are no schedule of a pipeline: rank 0, step 0 (send activation 0: stage 0 -> 1): a send "
+      "passes and messages are not a schedule of a pipeline: rank 0, step 0 (send activation 0: stage 0 -> 1): a send "
       "stands "
       "before the action that makes it, or nothing makes it";
   refused(s, early);
@@ -142,14 +142,16 @@ TEST_CASE("faults in a step are refused, naming both entries") {
     const int at = place_of(s, rank, op, -1);
     insert(s, rank, at, s.programs[static_cast<std::size_t>(rank)][static_cast<std::size_t>(at)]);
   }
-  refused(s,
-          "passes and messages are no schedule of a pipeline: rank 0, step 2 (send activation 0: stage 0 -> 1): a rank "
-          "sends or receives one message twice");
+  refused(
+      s,
+      "passes and messages are not a schedule of a pipeline: rank 0, step 2 (send activation 0: stage 0 -> 1): a rank "
+      "sends or receives one message twice");
   s = two;
   s.programs[0][static_cast<std::size_t>(place_of(s, 0, step_op::send, -1))].transfer.to_stage = 9;
-  refused(s,
-          "passes and messages are no schedule of a pipeline: rank 0, step 1 (send activation 0: stage 0 -> 9): a send "
-          "stands before the action that makes it, or nothing makes it");
+  refused(
+      s,
+      "passes and messages are not a schedule of a pipeline: rank 0, step 1 (send activation 0: stage 0 -> 9): a send "
+      "stands before the action that makes it, or nothing makes it");
 
   s = step_of("1f1b", 2, 4, plain, 2, true);  // a receive inside a pass
   move(s, 1, place_of(s, 1, step_op::receive, -1), place_of(s, 1, step_op::pass, 2));

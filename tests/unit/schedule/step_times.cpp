@@ -101,7 +101,7 @@ TEST_CASE("backward passes hide the copies of a hybrid") {
   costs = costs_of(step_of("gpipe", 1, 1, zero1, 4), 50);
   costs.copy_ranks = 2;
   CHECK_THROWS_WITH_AS(simulate(step_of("gpipe", 1, 1, zero1, 4), costs),
-                       "step_costs: copy_ranks is 2, but the policy is no hybrid; legal is 1", error);
+                       "step_costs: copy_ranks is 2, but the policy is not a hybrid; legal is 1", error);
 }
 
 TEST_CASE("a gather and a reduction share the link") {

@@ -109,7 +109,8 @@ TEST_CASE("errors name the option, the value and the valid values") {
   std::filesystem::create_symlink("/dev/zero", dir / "device.csv");
   refuses(dir / "folder.csv", 4, 8, "schedule " + (dir / "folder.csv") + ": it is a folder; name a file");
   for (const char* name : {"pipe.csv", "device.csv"})
-    refuses(dir / name, 4, 8, "schedule " + (dir / name) + ": it is no regular file; pipes and devices are not read");
+    refuses(dir / name, 4, 8,
+            "schedule " + (dir / name) + ": it is not a regular file; pipes and devices are not read");
 }
 
 TEST_CASE("sizes beyond the largest are refused before a schedule is made") {
@@ -166,9 +167,10 @@ TEST_CASE("sizes beyond the largest are refused before a schedule is made") {
 TEST_CASE("invalid costs and limits are refused") {
   const pipeline_shape shape{.ranks = 2, .microbatches = 4};
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  CHECK_THROWS_WITH(automatic(shape, {}, {.max_activations = nan}),
-                    "schedule automatic: max_activations is no number; legal are 1 and more, and any negative number "
-                    "for no limit");
+  CHECK_THROWS_WITH(
+      automatic(shape, {}, {.max_activations = nan}),
+      "schedule automatic: max_activations is not a number; legal are 1 and more, and any negative number "
+      "for no limit");
   schedule_costs costs;
   costs.stages.resize(1);
   CHECK_THROWS_WITH(automatic(shape, costs), "schedule_costs: stages must have one entry per stage");
@@ -180,7 +182,7 @@ TEST_CASE("invalid costs and limits are refused") {
   CHECK_THROWS_WITH(automatic(shape, costs), "schedule_costs: links must have one entry per pair of ranks");
   costs = {};
   costs.link = nan;
-  CHECK_THROWS_WITH(automatic(shape, costs), "schedule_costs: a time is negative, or is no number");
+  CHECK_THROWS_WITH(automatic(shape, costs), "schedule_costs: a time is negative, or is not a number");
   // A factor of any size is accepted.
   for (double warm_up : {nan, -1e300, 1e300, std::numeric_limits<double>::infinity()})
     CHECK(verify(make_greedy(shape, {}, {.warm_up = warm_up}, 4)).ok());

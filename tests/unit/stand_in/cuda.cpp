@@ -9,7 +9,7 @@
 
 #include "stand_in/cuda/cublasLt.h"
 #include "stand_in/cuda/cuda_runtime.h"
-#include "support/last_words.hpp"
+#include "support/death_message.hpp"
 
 namespace {
 
@@ -18,8 +18,8 @@ constexpr run_order orders[] = {run_order::forward, run_order::reverse, run_orde
 
 void set_order(run_order order) { stand_in::executor::instance().set_order(order); }
 
-using plait::test::last_words;
-#define CHECK_DIES(text, ...) CHECK(last_words([&] __VA_ARGS__).find(text) != std::string::npos)
+using plait::test::death_message;
+#define CHECK_DIES(text, ...) CHECK(death_message([&] __VA_ARGS__).find(text) != std::string::npos)
 
 template <class... Parameters, class... Arguments>
 cudaError_t launch(dim3 grid, dim3 block, std::size_t shared, void (*kernel)(Parameters...), Arguments... arguments) {
@@ -242,7 +242,7 @@ TEST_CASE("stand-in: launches that a GPU refuses are refused") {
 TEST_CASE("stand-in: errors that end a program") {
   int* number = device_array(std::vector<int>(1));
   char* text = device_array(std::vector<char>(1000));
-  CHECK(last_words([] {}) == "");
+  CHECK(death_message([] {}) == "");
 
   CHECK_DIES("host code touched device memory", { *number = 1; });
   CHECK_DIES("byte 17 of an allocation of 1000", {
@@ -348,14 +348,14 @@ TEST_CASE("freeing memory in a stream ends the program if an operation of anothe
     if (ordered) cudaStreamWaitEvent(s.one, done, 0);
     s.free_in_one();
   };
-  CHECK(last_words([&] { in_order(true); }) == "");
-  CHECK(last_words([&] { in_order(false); }) != "");
-  CHECK(last_words([&] { launch(s.other, increment, s.more), s.free_in_one(); }) == "");
+  CHECK(death_message([&] { in_order(true); }) == "");
+  CHECK(death_message([&] { in_order(false); }) != "");
+  CHECK(death_message([&] { launch(s.other, increment, s.more), s.free_in_one(); }) == "");
 }
 
 TEST_CASE("cudaFree waits for operations that use the memory, and cudaFreeHost does not") {
   const two_streams s;
-  CHECK(last_words([&] {
+  CHECK(death_message([&] {
           int* p = nullptr;
           cudaMalloc(&p, bytes);
           launch(s.other, increment, p);
@@ -366,7 +366,7 @@ TEST_CASE("cudaFree waits for operations that use the memory, and cudaFreeHost d
     cudaFreeHost(s.pinned);
   });
   CHECK_DIES("cudaFreeHost", { launch(s.other, increment, s.pinned), cudaFreeHost(s.pinned); });
-  CHECK(last_words([&] {
+  CHECK(death_message([&] {
           cudaMemcpyAsync(s.data, s.pinned, bytes, cudaMemcpyHostToDevice, s.other);
           cudaStreamSynchronize(s.other);
           cudaFreeHost(s.pinned);

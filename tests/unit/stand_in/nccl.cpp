@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "support/last_words.hpp"
+#include "support/death_message.hpp"
 
 namespace {
 
@@ -175,9 +175,9 @@ TEST_CASE("ranks with different calls at one place get an error, and an abort fr
 
 #ifndef STAND_IN_THREAD_SANITIZER  // thread sanitizer does not follow a fork
 TEST_CASE("freeing memory or a window of a collective in flight ends the program; a finalized one waits for it") {
-  using plait::test::last_words;
+  using plait::test::death_message;
   const auto alone = [](const auto& body) {
-    return last_words([&] {
+    return death_message([&] {
       ncclUniqueId id;
       ncclGetUniqueId(&id);
       ncclConfig_t config = NCCL_CONFIG_INITIALIZER;

@@ -211,7 +211,7 @@ TEST_CASE("a dim with fewer elements than ranks, and dims that differ, are refus
     CHECK(text_of_move(rows).find("batch is 6, in blocks of 2, sharded over ax=4 = 4 ranks; it must be at least 8") !=
           std::string::npos);
     sizes.set(dim_of<batch>, 9, 2);
-    CHECK(text_of_move(rows).find("the dim batch has 9 elements, which are no whole blocks of 2 (dim_sizes::set)") !=
+    CHECK(text_of_move(rows).find("the dim batch has 9 elements, which are not whole blocks of 2 (dim_sizes::set)") !=
           std::string::npos);
     CHECK(
         text_of_move(layout_v<spec<seq, batch, hidden>>).find("activations: the dims are not the ones expected here") ==

@@ -317,7 +317,7 @@ TEST_CASE("files that are not records, or damaged ones, are refused") {
   CHECK(error_of([&] { program_run(folder / "none"); }) ==
         "program_run: there is no record of rank 0 in '" + (folder / "none") + "'");
   write_safetensors(part, {}, {{"format", "pt"}});
-  CHECK(error_of([&] { program_run{used}; }) == "program_run: '" + part + "' is no part of a program's record");
+  CHECK(error_of([&] { program_run{used}; }) == "program_run: '" + part + "' is not part of a program's record");
   const float values[2] = {};
   const safetensors_entry entry{"v", safetensors_dtype::f32, {2}, std::as_bytes(std::span(values))};
   const auto damaged = [&](const std::string& layout) {

@@ -72,8 +72,8 @@ inline communicator connect(std::shared_ptr<team> ranks, cuda& device, const ncc
                                         settings);
   home->rank = rank;
   home->registered = memory_for_collectives(device, settings);
-  home->make_room = [&device] { device.make_room(); };
-  home->make_room();
+  home->release_unused = [&device] { device.release_unused(); };
+  home->release_unused();
   auto s = std::make_shared<state>(home);
   s->label = "world";
   ncclConfig_t config = detail::config_of(settings, s->label);  // NCCL keeps the pointer to the name
@@ -84,11 +84,11 @@ inline communicator connect(std::shared_ptr<team> ranks, cuda& device, const ncc
 }
 
 inline communicator attach(ncclComm_t comm, cudaStream_t stream, const options& settings, std::string_view label,
-                           cudaStream_t side, registered_memory memory, std::function<void()> make_room) {
+                           cudaStream_t side, registered_memory memory, std::function<void()> release_unused) {
   require_given(comm);
   auto home = std::make_shared<session>(std::make_shared<team>(), stream, side, settings);
   home->registered = std::move(memory);
-  home->make_room = std::move(make_room);
+  home->release_unused = std::move(release_unused);
   auto s = std::make_shared<state>(home);
   s->label = label;
   s->link.owned = false;
@@ -136,7 +136,7 @@ inline communicator attach(ncclComm_t comm, cudaStream_t stream, const options& 
 inline communicator attach(ncclComm_t comm, cuda& device, const options& settings = {},
                            std::string_view label = "attached") {
   return detail::attach(comm, device.main_stream().handle(), settings, label, device.side_stream().handle(),
-                        detail::memory_for_collectives(device, settings), [&device] { device.make_room(); });
+                        detail::memory_for_collectives(device, settings), [&device] { device.release_unused(); });
 }
 
 /// Runs `body(communicator, device)` in one thread for each of `devices` (CUDA's indices), and returns when all have

@@ -359,16 +359,17 @@ class rendezvous_server {
   void hold(std::string_view payload) {
     for (std::vector<std::size_t> missing; !(missing = those_missing()).empty();) {
       if (comm_clock() >= until_) {
-        refuse(cat({"nccl: not all ", size_, " ranks came to ", where_, " within ", seconds_, " s: missing ",
-                    plait::detail::ranks_text(missing),
-                    is_of_this_host(address_)
-                        ? std::string()
-                        : cat({"; ", address_, " is no address of this host, on which rank 0 runs: MASTER_ADDR must ",
-                               "name rank 0's host"}),
-                    (turned_away_ == 0 ? std::string()
-                                       : cat({"; ", turned_away_,
-                                              " greetings with another job's token were turned away (PLAIT_TOKEN and "
-                                              "PLAIT_TOKEN_FILE must be the same on all ranks)"}))}));
+        refuse(
+            cat({"nccl: not all ", size_, " ranks came to ", where_, " within ", seconds_, " s: missing ",
+                 plait::detail::ranks_text(missing),
+                 is_of_this_host(address_)
+                     ? std::string()
+                     : cat({"; ", address_, " is not an address of this host, on which rank 0 runs: MASTER_ADDR must ",
+                            "name rank 0's host"}),
+                 (turned_away_ == 0 ? std::string()
+                                    : cat({"; ", turned_away_,
+                                           " greetings with another job's token were turned away (PLAIT_TOKEN and "
+                                           "PLAIT_TOKEN_FILE must be the same on all ranks)"}))}));
       }
       look();
     }

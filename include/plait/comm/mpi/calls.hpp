@@ -172,13 +172,13 @@ inline double rate_between_hosts(MPI_Comm comm, int rank, int size, const std::v
     std::vector<char> out(bytes), in(bytes);
     double best = std::numeric_limits<double>::infinity(), total = 0;
     for (int round = 0; round < 2 || (round < 16 && total < 0.02); ++round) {
-      MPI_Request under_way[2] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL};
+      MPI_Request in_flight[2] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL};
       const double begin = MPI_Wtime();
       if (far[static_cast<std::size_t>(from)])
-        check(MPI_Irecv(in.data(), bytes, MPI_BYTE, from, 0, comm, &under_way[0]), "MPI_Irecv");
+        check(MPI_Irecv(in.data(), bytes, MPI_BYTE, from, 0, comm, &in_flight[0]), "MPI_Irecv");
       if (far[static_cast<std::size_t>(to)])
-        check(MPI_Isend(out.data(), bytes, MPI_BYTE, to, 0, comm, &under_way[1]), "MPI_Isend");
-      check(MPI_Waitall(2, under_way, MPI_STATUSES_IGNORE), "MPI_Waitall");
+        check(MPI_Isend(out.data(), bytes, MPI_BYTE, to, 0, comm, &in_flight[1]), "MPI_Isend");
+      check(MPI_Waitall(2, in_flight, MPI_STATUSES_IGNORE), "MPI_Waitall");
       double took = MPI_Wtime() - begin;
       check(MPI_Allreduce(MPI_IN_PLACE, &took, 1, MPI_DOUBLE, MPI_MAX, comm), "MPI_Allreduce");
       total += took;

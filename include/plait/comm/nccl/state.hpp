@@ -183,7 +183,7 @@ class session {
   int rank = 0;                  ///< in the first communicator, for error texts
   registered_memory registered;  ///< used by collectives; outlives the communicators that it is registered with
   /// Makes the device free its unused memory, because NCCL allocates some for each communicator. May be empty.
-  std::function<void()> make_room;
+  std::function<void()> release_unused;
 
   team& ranks() { return *team_; }
   int* barrier_word() { return barrier_word_; }

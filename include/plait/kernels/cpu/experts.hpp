@@ -244,7 +244,7 @@ inline void sort_arrivals(cpu&, const std::int32_t* counts, std::int64_t peers, 
 
 /// out [rows, width]: row i is row from[i] of `in`.
 template <class T>
-void take_rows(cpu&, const T* in, const std::int32_t* from, T* out, std::int64_t rows, std::int64_t width) {
+void gather_rows(cpu&, const T* in, const std::int32_t* from, T* out, std::int64_t rows, std::int64_t width) {
   for (std::int64_t i = 0; i < rows; ++i) std::copy_n(in + from[i] * width, width, out + i * width);
 }
 

@@ -258,7 +258,7 @@ class cudnn_attention final : public attention_library {
     auto workspace = workspace_of(device, p.workspace, backward);
     auto status = p.operations->execute(handle_, arrays, workspace.data());
     if (status.is_bad() && !cuda::capturing(device.main_stream())) {  // its kernels may lack memory
-      device.make_room();
+      device.release_unused();
       status = p.operations->execute(handle_, arrays, workspace.data());
     }
     if (status.is_bad()) fail({"cudnn_attention: cuDNN failed: ", status.get_message()});

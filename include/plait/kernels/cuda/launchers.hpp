@@ -341,7 +341,7 @@ void sort_arrivals(cuda& device, const std::int32_t* counts, std::int64_t peers,
 
 /// out[i] = in[from[i]], rows of `width`.
 template <class T>
-void take_rows(cuda& device, const T* in, const std::int32_t* from, T* out, std::int64_t rows, std::int64_t width);
+void gather_rows(cuda& device, const T* in, const std::int32_t* from, T* out, std::int64_t rows, std::int64_t width);
 
 /// y[t] = the sum of weights[t, j] rows[at[t, j]], or without weights the sum of the rows. A negative index is another
 /// rank's row.

@@ -44,7 +44,7 @@ class row_stage {
   template <class T, compute_device Device>
   const T* gather(Device& device, const T* in, buffer<Device>& room) const {
     if (trivial()) return in;
-    make_room<T>(device, room);
+    allocate<T>(device, room);
     moves_.run(device, in, room.data(), dtype_of<T>);
     return room.template data<T>();
   }
@@ -52,7 +52,7 @@ class row_stage {
   template <class T, compute_device Device, class Use>
   void gather(Device& device, const T* in, buffer<Device>& room, Use&& use) const {
     if (!chunks_) return use(row_range{0, rows_}, gather(device, in, room));
-    make_room<T>(device, room);
+    allocate<T>(device, room);
     const T* const all = room.template data<T>();
     chunks_.gather(device, in, room.data(), dtype_of<T>, [&](std::int64_t first, std::int64_t count) {
       use(row_range{first, count}, all);
@@ -63,7 +63,7 @@ class row_stage {
   template <class T, compute_device Device>
   whole_gather<Device> gather_concurrently(Device& device, const T* in, buffer<Device>& room, bool overlaps) const {
     if (chunks_ && overlaps) {
-      make_room<T>(device, room);
+      allocate<T>(device, room);
       return chunks_.start_whole(device, in, room.data(), dtype_of<T>);
     }
     gather(device, in, room);
@@ -73,7 +73,7 @@ class row_stage {
   /// Reduces the rows that make(rows, to) writes to `out`; it asks for all of `rows` at once or in chunks. The last
   /// chunks may still be in flight when it returns.
   template <class T, compute_device Device, class Make>
-  chunks_under_way<Device> reduce(Device& device, T* out, row_range rows, Make&& make) const {
+  chunks_in_flight<Device> reduce(Device& device, T* out, row_range rows, Make&& make) const {
     if (chunks_)
       return chunks_.reduce(device, out, dtype_of<T>, [&](std::int64_t first, std::int64_t count, void* to) {
         make(row_range{first, count}, static_cast<T*>(to));
@@ -88,7 +88,7 @@ class row_stage {
   template <class T, compute_device Device>
   T* product_room(Device& device, T* out, buffer<Device>& room) const {
     if (trivial()) return out;
-    make_room<T>(device, room);
+    allocate<T>(device, room);
     return room.template data<T>();
   }
   /// Redistributes the product to `out`.
@@ -99,7 +99,7 @@ class row_stage {
 
  private:
   template <class T, compute_device Device>
-  void make_room(Device& device, buffer<Device>& room) const {
+  void allocate(Device& device, buffer<Device>& room) const {
     room = make_buffer<T>(device, static_cast<std::size_t>(rows_ * width_));
   }
 

@@ -116,7 +116,7 @@ class linear_core : detail::linear_collectives {
   /// Which additions the product of a pass has already made, and its chunks in flight.
   struct product_result {
     bool has_addend = false, has_biases = false;
-    chunks_under_way<Device> under_way{};
+    chunks_in_flight<Device> in_flight{};
   };
   // The stages of a pass, chosen at construction; deterministic sums replace some of them.
   using output_stage = product_result (linear_core::*)(const context<Device>&, const T* x, buffer<Device>& gathered,
@@ -284,7 +284,7 @@ class linear_core : detail::linear_collectives {
     product_result made{backward_input_.trivial()};
     backward_output_.gather(ctx.device, dy, resolved, [&](row_range come, const T* gradient) {
       d = gradient;
-      made.under_way = backward_input_.reduce(ctx.device, dx, come, [&](row_range rows, T* out) {
+      made.in_flight = backward_input_.reduce(ctx.device, dx, come, [&](row_range rows, T* out) {
         make_gradient_rows(ctx, rows, gradient, dadapted, out, addend);
       });
     });
@@ -487,7 +487,7 @@ void linear_core<Precision, Device>::backward(const microbatch<Device>& mb, cons
       adapters_.weight_gradients(ctx.device, input, d, adapted, dadapted);
     });
   if (!dx) return;
-  made.under_way.wait();
+  made.in_flight.wait();
   if (addend && !made.has_addend) kernels::accumulate(ctx.device, addend, dx, input_size());
 }
 

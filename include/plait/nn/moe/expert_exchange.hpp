@@ -166,8 +166,8 @@ class all_to_all_exchange {
   }
   void take(Device& on, const buffer<Device>& in, const buffer<Device>& from, buffer<Device>& out,
             const route& r) const {
-    kernels::take_rows(on, in.template data<T>(), from.template data<std::int32_t>(), out.template data<T>(),
-                       static_cast<std::int64_t>(r.here()), group_.width);
+    kernels::gather_rows(on, in.template data<T>(), from.template data<std::int32_t>(), out.template data<T>(),
+                         static_cast<std::int64_t>(r.here()), group_.width);
   }
   request start(const buffer<Device>& out, const std::vector<std::size_t>& sent,
                 const std::vector<std::size_t>& sent_at, buffer<Device>& in, const std::vector<std::size_t>& received,

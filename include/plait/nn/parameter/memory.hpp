@@ -41,7 +41,7 @@ class memory_at {
     requires(std::is_same_v<Other, T> || same_bits<Other, T>)
   memory_at(const part<Other, Spec>& typed)  // NOLINT
       : memory_at(typed.unchecked()) {
-    lies_ = &layout_v<Spec>, size_ = typed.size();
+    placed_ = &layout_v<Spec>, size_ = typed.size();
   }
 
   /// Null for memory that the layer allocates.
@@ -50,12 +50,12 @@ class memory_at {
   /// Whether the caller has given a pointer.
   constexpr bool given() const { return given_; }
   /// The layout and the number of elements of a typed pointer; null for a bare pointer.
-  const layout* lies() const { return lies_; }
+  const layout* placed() const { return placed_; }
   std::int64_t size() const { return size_; }
 
  private:
   T* at_ = nullptr;
-  const layout* lies_ = nullptr;
+  const layout* placed_ = nullptr;
   std::int64_t size_ = 0;
   bool named_ = false;
   bool given_ = false;
@@ -136,7 +136,7 @@ struct parameter_memory {
           needed(is_needed),
           stored(is_stored),
           array(a),
-          lies(at.lies()),
+          placed(at.placed()),
           size(at.size()) {}
 
     void require_right(const std::string& layer) const {
@@ -150,14 +150,14 @@ struct parameter_memory {
       if (null)
         fail({layer, ": memory.", name,
               " is null: allocate it before the layer is made, or say pl::own_memory, and the layer allocates it"});
-      if (!lies) return;
+      if (!placed) return;
       if (array->several)
         fail({layer, ": memory.", name, " is a part, and the layer has several parameters there, one after the other: ",
               "give a pointer to the first, by unchecked()"});
       const layout& expected = stored ? array->stored : array->used;
       const std::int64_t elements = stored ? array->stored_size : array->used_size;
-      if (!(lies->dims == expected.dims))
-        fail({layer, ": memory.", name, " is a part ", describe(*lies), ", and this array of the layer lies as ",
+      if (!(placed->dims == expected.dims))
+        fail({layer, ": memory.", name, " is a part ", describe(*placed), ", and this array of the layer lies as ",
               describe(expected), ": dims and their axes must be the same"});
       if (size != elements)
         fail({layer, ": memory.", name, " is a part of ", size, " elements, and this array of the layer has ", elements,
@@ -167,7 +167,7 @@ struct parameter_memory {
     std::string_view name;
     bool named, given, null, needed, stored;
     const array_layouts* array;
-    const layout* lies;
+    const layout* placed;
     std::int64_t size;
   };
 };

@@ -52,7 +52,7 @@ class lr_schedule {
   explicit lr_schedule(lr_schedule_config config) : config_(std::move(config)) {
     const auto& c = config_;
     if (!(c.peak > 0 && std::isfinite(c.peak))) {
-      fail({c.peak_field, ": ", c.peak, " is no learning rate; legal is a positive number"});
+      fail({c.peak_field, ": ", c.peak, " is not a learning rate; legal is a positive number"});
     }
     if (c.steps < 1) fail({c.steps_field, ": ", c.steps, " steps; at least 1 is legal"});
     if (c.warmup_steps < 0 || c.warmup_steps > c.steps) {

@@ -94,7 +94,7 @@ struct CUstream_st {
   bool destroyed = false;
   std::uint64_t enqueued = 0, executed = 0;
   std::deque<stand_in::operation> queue;
-  bool under_way = false;  // its first operation waits for other streams
+  bool in_flight = false;  // its first operation waits for other streams
   std::shared_ptr<stand_in::capture> captured_by;
   stand_in::capture_clock seen;  // during a capture
   double at = 0;                 // the clock's time, at the end of the queued operations

@@ -192,8 +192,8 @@ class runtime {
       arena::instance().open();
     }
     if (outermost) circle_ = false;
-    circle_ = circle_ || s->under_way;
-    bool ready = !s->under_way;
+    circle_ = circle_ || s->in_flight;
+    bool ready = !s->in_flight;
     while (ready && s->executed < count) {
       ready = comes_to(s);
       if (!ready) break;
@@ -306,13 +306,13 @@ class runtime {
   }
   /// Runs other streams until the first operation of `s` can run; false if that needs another thread.
   bool comes_to(const stream_ptr& s) {
-    s->under_way = true;
+    s->in_flight = true;
     bool ready = true;
     const operation& next = s->queue.front();
     for (const auto& m : next.meetings) ready = ready && (m->missing == 0 || m->given_up());
     for (const dependency& d : next.after) ready = ready && advance(d.stream, d.count);
     for (const auto& m : next.meetings) ready = ready && hold(*m);
-    s->under_way = false;
+    s->in_flight = false;
     return ready;
   }
   /// Runs a meeting, unless it has run; false if that needs another thread.

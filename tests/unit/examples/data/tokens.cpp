@@ -333,8 +333,8 @@ TEST_CASE("a pipe is refused at once, with or without a writer") {
   const std::string path = dir / "pipe";
   REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
   CHECK_THROWS_WITH(plait::mapped_file(path, "--data"),
-                    ("--data: '" + path + "' is no regular file; pipes and devices cannot be mapped").c_str());
-  CHECK_ERROR(open({path}), "--data: cannot open '" + path + "': it is no regular file");
+                    ("--data: '" + path + "' is not a regular file; pipes and devices cannot be mapped").c_str());
+  CHECK_ERROR(open({path}), "--data: cannot open '" + path + "': it is not a regular file");
 }
 
 TEST_CASE("unigram entropy in nats") {

@@ -129,7 +129,7 @@ TEST_CASE("errors name the line and field of a log") {
   refused(R"({"summary": {"memory": {"weights": "1"}}})", "x, line 2: summary.memory.weights is \"1\"; legal are");
   refused(R"({"summary": {"timeline": 1}})", "x, line 2: summary.timeline is 1; legal is a text");
   refused(R"({"summary": {"timeline": "<svg ><script>"}})",
-          "x, line 2: summary.timeline is no image; legal is SVG without scripts");
+          "x, line 2: summary.timeline is not an image; legal is SVG without scripts");
 }
 
 TEST_CASE("errors name a log or a page that cannot be opened") {

@@ -169,7 +169,7 @@ void launch_rows(cuda& device, std::int64_t rows, std::int64_t width, void (*ker
 namespace plait::kernels {
 
 template <class T>
-void take_rows(cuda& device, const T* in, const std::int32_t* from, T* out, std::int64_t rows, std::int64_t width) {
+void gather_rows(cuda& device, const T* in, const std::int32_t* from, T* out, std::int64_t rows, std::int64_t width) {
   constexpr int n = vector16<T>::size;
   const bool vectors = width % n == 0 && aligned16(in, out);
   detail::launch_rows(device, rows, vectors ? width / n : width, detail::copy_rows_from<T>, in, from, out, rows, width,

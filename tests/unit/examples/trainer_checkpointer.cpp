@@ -25,7 +25,7 @@ class saves_alone final : public model_run {
   std::vector<std::uint64_t> begun;             ///< steps, in the order of their saves
   std::vector<plait::finished_save> will_end;   ///< result of the next waiting call for finished saves
   std::vector<std::string> refusals;            ///< errors of the next saves; empty: the save starts
-  std::vector<plait::finished_save> under_way;  ///< saves in flight, which succeed when they are waited for
+  std::vector<plait::finished_save> in_flight;  ///< saves in flight, which succeed when they are waited for
   std::vector<std::int64_t> best;               ///< the best step, as passed to each save
   std::vector<double> losses;                   ///< held-out losses of the next saves
 
@@ -36,20 +36,20 @@ class saves_alone final : public model_run {
     const std::string refusal = refusals.empty() ? "" : refusals.front();
     if (!refusals.empty()) refusals.erase(refusals.begin());
     if (!refusal.empty()) throw plait::error_of_all(refusal);
-    under_way.push_back({.step = step});
+    in_flight.push_back({.step = step});
     return {};
   }
   std::vector<plait::finished_save> ended_saves(bool wait) override {
-    return wait ? end(under_way.size()) : std::vector<plait::finished_save>();
+    return wait ? end(in_flight.size()) : std::vector<plait::finished_save>();
   }
   std::vector<plait::finished_save> room_for_save() override {
-    return end(under_way.size() < 2 ? 0 : under_way.size() - 1);
+    return end(in_flight.size() < 2 ? 0 : in_flight.size() - 1);
   }
   double all_reduce(double value, plait::reduce_op) override { return value; }
   std::int64_t newest_saved() override { return -1; }
   best_step best_saved() override { return {}; }
 
-  // Members that a keeper does not call.
+  // Members that a checkpointer does not call.
   plait::step_result step(std::int64_t, bool) override { return {}; }
   const requests& asked() const override { return asked_; }
   const std::vector<plait::axis_communication>& communication() const override { return communication_; }
@@ -78,9 +78,9 @@ class saves_alone final : public model_run {
  private:
   /// Ends the oldest `count` saves in flight.
   std::vector<plait::finished_save> end(std::size_t count) {
-    const auto behind = under_way.begin() + static_cast<std::ptrdiff_t>(count);
-    std::vector<plait::finished_save> ended(under_way.begin(), behind);
-    under_way.erase(under_way.begin(), behind);
+    const auto behind = in_flight.begin() + static_cast<std::ptrdiff_t>(count);
+    std::vector<plait::finished_save> ended(in_flight.begin(), behind);
+    in_flight.erase(in_flight.begin(), behind);
     for (plait::finished_save& s : ended) {
       const auto outcome =
           std::find_if(will_end.begin(), will_end.end(), [&](const auto& t) { return t.step == s.step; });
@@ -96,14 +96,14 @@ class saves_alone final : public model_run {
   std::vector<plait::stage_layers> stages_;
 };
 
-/// Runs a keeper over steps 2, 4, ... `last`, each of which is saved. Returns its final report of the last state.
+/// Runs a checkpointer over steps 2, 4, ... `last`, each of which is saved. Returns its final report of the last state.
 std::string failure_after(saves_alone& run, bool worth_saving = true, std::int64_t last = 6,
                           std::vector<std::uint64_t>* best = nullptr) {
   setup s{.opt = {}, .rate = plait::lr_schedule(plait::lr_schedule_config{})};
   s.opt.checkpoint_dir = "steps";
   s.opt.save_every = 2;
   if (!run.losses.empty()) s.opt.keep_best = "held-out";
-  keeper saves(s, run, [&](const keeper::news& n) {
+  checkpointer saves(s, run, [&](const checkpointer::saved_step& n) {
     if (best != nullptr && n.is_best) best->push_back(n.save.step);
   });
   for (std::int64_t step = 2; step <= last; step += 2) saves.after(step, {});

@@ -13,7 +13,7 @@ namespace plait::test {
 /// The error stream of a child process that runs `body` and is aborted there; empty if it ends without an error. Thread
 /// sanitizer does not follow a child.
 template <class Body>
-std::string last_words(Body body) {
+std::string death_message(Body body) {
   int ends[2];
   REQUIRE(pipe(ends) == 0);
   const pid_t child = fork();
