@@ -14,6 +14,7 @@
 #include "plait/checkpoint/model_weights.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/moe/expert_mlp.hpp"
+#include "plait/parallel/optim/adamw.hpp"
 #include "support/layer_check.hpp"
 #include "support/on_mesh.hpp"
 #include "support/texts.hpp"
@@ -471,12 +472,21 @@ TEST_CASE("experts without rows") {
       const auto dy = place_full<exchanged::input>(ctx, random_full(layout_v<exchanged::input>, sizes, 2));
       layer.forward(ctx, x, &kept);
       layer.backward(ctx, x, kept, dy);
+      adamw<double> optimizer({.weight_decay = 0.5});
+      optimizer.begin_step(ctx, /*learning_rate=*/0.1);
       layer.visit([&](auto& p) {
-        const auto gradient = p.reduce(ctx);
+        auto gradient = p.reduce(ctx);
         if (p.name() != "mixture.experts.up_proj.weight") return;
         const auto all = collect_full(ctx, dual(p.stored()), gradient.data());
         if (ctx.ranks.rank() == 0)
           for (std::size_t i = 0; i < all.size(); ++i) norms[i / (all.size() / 8)] += all[i] * all[i];
+        const std::vector<double> before(p.value(), p.value() + p.size());
+        optimizer.update(ctx, std::move(gradient));
+        const box& part = p.part();
+        for (std::size_t i = 0; i < before.size(); ++i) {  // an expert without rows decays
+          const std::int64_t expert = part.offset[0] + static_cast<std::int64_t>(i) / (p.size() / part.local[0]);
+          CHECK((p.value()[i] == doctest::Approx(0.95 * before[i]).epsilon(1e-12)) == (expert >= 2));
+        }
       });
     });
     return norms;
@@ -484,6 +494,56 @@ TEST_CASE("experts without rows") {
   const std::vector<double> one = first_experts(three{1, 1, 1});
   for (std::size_t e = 0; e < 8; ++e) CHECK((one[e] > 0) == (e < 2));
   for (const three& mesh : {three{1, 4, 1}, three{2, 2, 2}}) check_near(first_experts(mesh), one, 1e-12, "norms");
+}
+
+// Experts of a rank get rows of all its peers; each rank of tp has the rows of its sequences.
+TEST_CASE("exchanges send exactly the rows that were chosen and not dropped, within their bound") {
+  constexpr std::int64_t k = 2, all_experts = 8, row_bytes = 8 * sizeof(double);
+  for (const double limit : {0.0, 1.0})
+    for (const three& mesh : {three{1, 4, 1}, three{2, 2, 2}}) {
+      const mesh_shape shape = mesh.shape();
+      const axis_list over_tp(axis_of<tp>), over_ep(axis_of<ep>), of_peers(axis_of<ep>, axis_of<tp>);
+      const std::int64_t ranks = shape.size(), peers = shape.size(over_ep), copies = shape.size(over_tp),
+                         own = all_experts / peers, rows_of_rank = 32 * k / ranks * copies;
+      std::vector<std::vector<std::int32_t>> choices(static_cast<std::size_t>(ranks));
+      std::vector<std::int64_t> sent(choices.size());
+      std::vector<std::int64_t> dropped;
+      on_mesh(mesh, even_sizes(), 1, [&](const context<cpu>& ctx) {
+        moe<double, exchanged> layer(ctx, "moe", {.router = {.chosen = k}, .limit = {limit}});
+        fill_parameters(ctx, layer, {});
+        double value = 0;
+        auxiliary_sum counts{&value};
+        microbatch<cpu> mb(ctx);
+        mb.auxiliary = &counts;
+        moe<double, exchanged>::saved kept;
+        const auto x = place_full<exchanged::input>(ctx, random_full(layout_v<exchanged::input>, ctx.sizes, 1));
+        ctx.ranks.ledger().clear();
+        const auto y = layer.forward(mb, x, &kept);
+        const auto* const chosen = kept.choice.data<std::int32_t>();
+        const auto here = static_cast<std::size_t>(ctx.ranks.rank());
+        choices[here].assign(chosen, chosen + kept.choice.bytes() / sizeof(std::int32_t));
+        layer.backward(mb, x, kept, y);
+        const auto bytes = static_cast<std::int64_t>(ctx.ranks.ledger().total("ep", collective::all_to_all).payload);
+        sent[here] = bytes - all_experts * static_cast<std::int64_t>(sizeof(std::int32_t));  // the counts
+        const router_statistics found = layer.statistics(ctx);
+        if (here == 0) dropped = found.dropped;
+      });
+      const std::int64_t lost = std::accumulate(dropped.begin(), dropped.end(), std::int64_t{0});
+      CHECK((lost > 0) == (limit > 0));
+      // Rows go to experts and back, and so do their gradients.
+      CHECK(std::accumulate(sent.begin(), sent.end(), std::int64_t{0}) == 4 * copies * (32 * k - lost) * row_bytes);
+      for (std::int64_t r = 0; r < ranks; ++r) {
+        std::int64_t arriving = 0;
+        for (std::int64_t other = 0; other < ranks; ++other)
+          if (shape.group_of(other, of_peers) == shape.group_of(r, of_peers))
+            for (const std::int32_t e : choices[static_cast<std::size_t>(other)])
+              arriving += e / own == shape.index_in(r, over_ep);
+        const std::int64_t bytes = sent[static_cast<std::size_t>(r)],
+                           bound = peers * (rows_of_rank / k) * std::min(k, own);
+        if (limit == 0) CHECK(bytes == 2 * (rows_of_rank + arriving) * row_bytes);
+        CHECK(bytes <= 2 * (rows_of_rank + bound) * row_bytes);
+      }
+    }
 }
 
 TEST_CASE("a limit is a factor of an expert's even share of a sequence") {
@@ -523,6 +583,13 @@ TEST_CASE("mixtures without an order for deterministic sums are refused") {
   refused(
       1, [](auto& ctx) { moe<float, exchanged>(ctx, "moe", {.lora = {.up = {.rank = 1}}}); },
       "moe: experts have no adapters under deterministic sums; legal is a lora of rank 0");
+}
+
+TEST_CASE("ranks without tokens are refused") {
+  const auto make = [](const context<cpu>& ctx) { moe<float, exchanged>(ctx, "moe"); };
+  CHECK(error_on_mesh(three{2, 3, 1}, mixture_sizes(), 1, make)
+            .find("input of moe.gate.weight: a dim has fewer elements than there are ranks that shard it: batch is 5, "
+                  "sharded over dp=2 x ep=3 = 6 ranks; it must be at least 6") != std::string::npos);
 }
 
 TEST_CASE("unsupported options of a mixture are refused") {
