@@ -40,7 +40,7 @@ void check_golden(const std::string& name, std::int64_t dp_ranks, std::int64_t t
   CAPTURE(name);
   CAPTURE(dp_ranks);
   CAPTURE(tp_ranks);
-  plait::test::check_golden(run_golden<T>(name, dp_ranks, tp_ranks), 20, 1e-5);
+  plait::test::check_golden(run_golden<T>(name, dp_ranks, tp_ranks), 20, 1e-5, 1e-5);
 }
 
 }  // namespace

@@ -131,7 +131,7 @@ void check_models(const std::vector<mesh_shape>& meshes) {
       CAPTURE(describe(mesh));
       plait::test::check_golden(
           plait::test::run_golden<mixture_llama<float, S>, S>(folder_of(name), from.config, from.entries, mesh), 20,
-          4e-6);  // the error of transformers' float32 is up to 2e-6
+          2e-6, 4e-6);  // of gradients, the error of transformers' float32 is up to 2e-6
     }
   }
 }
