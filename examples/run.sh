@@ -5,8 +5,8 @@
 #
 #   sh examples/run.sh [ARGUMENTS...]     arguments go to train_llama, after the ones below
 #
-# Unless the arguments need more, the trainer is built only for floats on the CPU, in a quarter of the time of a full
-# build.
+# Unless the arguments need more, the trainer is built only for floats, on the CPU, and for dense models in Megatron's
+# layout with sequence parallelism. A full build takes several times as long.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -16,15 +16,18 @@ cd "$(dirname "$0")/.."
 install_packages $plait_build_packages
 
 precisions=float
+strategies=megatron_sp
 for argument in "$@"; do
   case "$argument" in
-    --precision* | --gradients* | --device*) precisions=all ;;
+    --precision* | --gradients*) precisions=all ;;
+    --strategy* | --model*) strategies=all ;;
+    --device* | --config*) precisions=all strategies=all ;;
   esac
 done
 
 # The build uses a separate folder, so that it does not change a full build in build/.
 cmake -S . -B build/example -G Ninja -DCMAKE_BUILD_TYPE=Release -DPLAIT_BUILD_TESTS=OFF -DPLAIT_BUILD_BENCHMARKS=OFF \
-  -DPLAIT_TRAINER_PRECISIONS=$precisions >/dev/null
+  -DPLAIT_TRAINER_PRECISIONS=$precisions -DPLAIT_TRAINER_STRATEGIES=$strategies >/dev/null
 cmake --build build/example -j "$(plait_jobs)" --target train_llama
 
 out=build/out

@@ -27,6 +27,7 @@ done
 install_packages $plait_build_packages $plait_mpi_packages $plait_test_packages
 
 jobs=$(plait_jobs)
+tests_at_once=$((jobs + 1))  # tests wait for ranks, processes and disks in a tenth of their time
 started=$(date +%s)
 # The targets on which a build spent most time.
 slowest() {
@@ -55,22 +56,22 @@ if [ "$all" = yes ]; then
   say "g++: build and tests"
   cmake --preset gcc -DPLAIT_BUILD_BENCHMARKS=OFF >/dev/null
   cmake --build build/gcc -j "$jobs" --target plait_static plait_headers train_llama parity_small parity_llama_meshes_float
-  ctest --test-dir build/gcc -j "$jobs" --output-on-failure --no-tests=error \
+  ctest --test-dir build/gcc -j "$tests_at_once" --output-on-failure --no-tests=error \
     -R '^(headers[.]together|parity[.](small_(llama|mailbox)|llama_meshes_float))$' || failed="$failed g++"
 
   say "address and undefined sanitizers: build and tests"
   cmake --preset asan -DPLAIT_BUILD_EXAMPLES=OFF -DPLAIT_BUILD_BENCHMARKS=OFF >/dev/null
   cmake --build build/asan -j "$jobs"
-  ctest --test-dir build/asan -j "$jobs" --output-on-failure --no-tests=error -L 'unit|parity|cuda_on_cpu' || failed="$failed asan"
+  ctest --test-dir build/asan -j "$tests_at_once" --output-on-failure --no-tests=error -L 'unit|parity|cuda_on_cpu' || failed="$failed asan"
 
   say "thread sanitizer: build and tests"
   cmake --preset tsan -DPLAIT_BUILD_EXAMPLES=OFF -DPLAIT_BUILD_BENCHMARKS=OFF >/dev/null
   cmake --build build/tsan -j "$jobs" --target plait_thread_tests
-  ctest --test-dir build/tsan -j "$jobs" --output-on-failure --no-tests=error -L threads || failed="$failed tsan"
+  ctest --test-dir build/tsan -j "$tests_at_once" --output-on-failure --no-tests=error -L threads || failed="$failed tsan"
 fi
 
 say "$preset: tests"
-ctest --test-dir "$build" -j "$jobs" --output-on-failure --no-tests=error || failed="$failed $preset"
+ctest --test-dir "$build" -j "$tests_at_once" --output-on-failure --no-tests=error || failed="$failed $preset"
 
 slowest "$build"
 [ "$all" = no ] || slowest build/asan

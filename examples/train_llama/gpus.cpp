@@ -167,10 +167,10 @@ bool has_cudnn() { return false; }
 
 void check_built(const options& opt) {
   if (opt.device != "cuda") return;
-#ifdef PLAIT_TRAINER_PRECISIONS
+#if defined(PLAIT_TRAINER_PRECISIONS) || defined(PLAIT_TRAINER_STRATEGIES)
   plait::fail(
       "--device cuda: this program was built for the CPU alone, as examples/run.sh does; build it with "
-      "-DPLAIT_TRAINER_PRECISIONS=all");
+      "-DPLAIT_TRAINER_PRECISIONS=all -DPLAIT_TRAINER_STRATEGIES=all");
 #endif
   plait::fail(
       "--device cuda: this program was built without CUDA; build it where CMake finds nvcc and cuBLASLt "

@@ -250,28 +250,35 @@ auto with_strategy(const options& opt, F&& f) {
                               : f.template operator()<plait::megatron_tp>();
 }
 
-/// Whether this program is built for a precision: for all, unless CMake's option PLAIT_TRAINER_PRECISIONS lists some.
-template <class Precision>
-constexpr bool is_built() {
+// The types that this program is built for: all, unless CMake's options PLAIT_TRAINER_PRECISIONS and
+// PLAIT_TRAINER_STRATEGIES list some.
 #ifdef PLAIT_TRAINER_PRECISIONS
-  return []<class... Built>(std::type_identity<void(Built...)>) {
-    return (std::is_same_v<Precision, Built> || ...);
-  }(std::type_identity<void(PLAIT_TRAINER_PRECISIONS)>());
+using built_precisions = void(PLAIT_TRAINER_PRECISIONS);
 #else
-  return true;
+using built_precisions = void;
 #endif
-}
+#ifdef PLAIT_TRAINER_STRATEGIES
+using built_strategies = void(PLAIT_TRAINER_STRATEGIES);
+#else
+using built_strategies = void;
+#endif
+template <class T, class List>
+inline constexpr bool is_built = true;
+template <class T, class... Built>
+inline constexpr bool is_built<T, void(Built...)> = (std::is_same_v<T, Built> || ...);
 
 /// Calls `f.operator()<Precision, S>()` if the program is built for these types. Throws `error` otherwise.
 template <class Precision, class S, class F>
 auto if_built(const options& opt, F& f) -> decltype(f.template operator()<Precision, S>()) {
-  if constexpr (is_built<Precision>()) {
-    return f.template operator()<Precision, S>();
+  constexpr std::string_view without = "this program was built without it, as examples/run.sh does; build it with";
+  if constexpr (!is_built<Precision, built_precisions>) {
+    reject("--precision {}{}: {} -DPLAIT_TRAINER_PRECISIONS=all", opt.precision,
+           has_bf16_gradients(opt) ? " with --gradients bf16" : "", without);
+  } else if constexpr (!is_built<S, built_strategies>) {
+    if (opt.mixture) reject("--model: the strategy of mixtures of experts: {} -DPLAIT_TRAINER_STRATEGIES=all", without);
+    reject("--strategy {}: {} -DPLAIT_TRAINER_STRATEGIES=all", opt.strategy, without);
   } else {
-    reject(
-        "--precision {}{}: this program was built without it, as examples/run.sh does; build it with "
-        "-DPLAIT_TRAINER_PRECISIONS=all",
-        opt.precision, has_bf16_gradients(opt) ? " with --gradients bf16" : "");
+    return f.template operator()<Precision, S>();
   }
 }
 
