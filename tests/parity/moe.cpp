@@ -14,6 +14,7 @@
 #include "plait/nn/norm.hpp"
 #include "plait/schedule/generators.hpp"
 #include "support/model_parity.hpp"
+#include "support/split_strategy.hpp"
 
 using namespace plait;
 using namespace plait::testing;
@@ -21,13 +22,9 @@ using namespace plait::testing;
 namespace {
 
 // Samples are sharded over dp and ep, tokens over tp; experts are sharded over ep, and each expert over tp.
-struct beside_tp {
+struct beside_tp : test::split {
   using mesh = plait::mesh<axis<dp>, axis<ep>, axis<tp>>;
   using residual = spec<shard<batch, dp, ep>, shard<seq, tp>, hidden>;
-  using query_heads = shard<heads, tp>;
-  using key_heads = shard<kv_heads, tp>;
-  using feed_forward = shard<ffn, tp>;
-  using vocabulary = shard<vocab, tp>;
   using of_experts = spec<shard<experts, ep>, shard<ffn, tp>, hidden>;
 };
 // Experts are sharded over ep and tp; attention is tensor-parallel.

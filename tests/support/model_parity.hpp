@@ -378,8 +378,7 @@ inline findings compare_models(const model_outcome& got, const model_outcome& on
 }
 
 /// Compares every rank of `mesh` with `one`. Also reports a parameter that is on no stage or on two, and an axis of
-/// several ranks that shards nothing and sends nothing.
-/// ranks that shards nothing and sends nothing, so that the case does not test it.
+/// several ranks that shards nothing and sends nothing, so that the case does not test it.
 template <class Make, class Launch = on_cpu>
 findings check_model_on(const mesh_shape& mesh, const model_setup& how, const model_outcome& one, Make& make,
                         const schedule* plan = nullptr, const Launch& launch = {}) {

@@ -9,6 +9,7 @@
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategy.hpp"
 #include "support/model_parity.hpp"
+#include "support/split_strategy.hpp"
 
 /// Strategies that the library does not have, each in a few lines, and Llamas with them.
 namespace plait::test {
@@ -47,13 +48,9 @@ using stored_grid = stored_over_dp<grid>;
 
 /// Hybrid sharding: the batch is sharded over two axes, and stored parameters over one of them only, the one with the
 /// faster network.
-struct hybrid {
+struct hybrid : split {
   using mesh = plait::mesh<axis<replica>, axis<dp>, axis<tp>>;
   using residual = spec<shard<batch, replica, dp>, seq, hidden, invariant<tp>>;
-  using query_heads = shard<heads, tp>;
-  using key_heads = shard<kv_heads, tp>;
-  using feed_forward = shard<ffn, tp>;
-  using vocabulary = shard<vocab, tp>;
   template <class Weight>
   using stored = shard_further<Weight, hidden, dp>;
 };

@@ -4,23 +4,12 @@
 #include <string>
 
 #include "plait/comm/threads.hpp"
-#include "plait/core/error.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/tensor/context.hpp"
+#include "texts.hpp"
 
 /// Runs a test on the ranks of a mesh, which are threads with a cpu device each, and returns their errors.
 namespace plait::test {
-
-/// The text of the error that call() throws, or "".
-template <class Call>
-std::string text_thrown_by(Call&& call) {
-  try {
-    call();
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
-}
 
 /// Runs work(ctx) on each rank; with `leaves`, under deterministic sums.
 template <class Mesh, class Work>

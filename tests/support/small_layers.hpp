@@ -4,9 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "plait/comm/threads.hpp"
 #include "plait/nn/parameter/free.hpp"
 #include "plait/nn/strategy.hpp"
+#include "support/on_mesh.hpp"
+#include "support/split_strategy.hpp"
 
 namespace plait::test {
 
@@ -43,13 +44,9 @@ struct split_table {
   using weight = spec<shard<vocab, tp>, hidden>;
   using output = rows;
 };
-struct tensor_strategy {
+struct tensor_strategy : split {
   using mesh = two;
   using residual = spec<batch, shard<seq, tp>, hidden>;
-  using query_heads = shard<heads, tp>;
-  using key_heads = shard<kv_heads, tp>;
-  using feed_forward = shard<ffn, tp>;
-  using vocabulary = shard<vocab, tp>;
 };
 
 inline constexpr std::int64_t tokens = 8, width = 4, wide = 6, words = 10;
@@ -62,16 +59,7 @@ inline dim_sizes sizes_for(std::int64_t length, std::int64_t samples = 1) {
 /// Runs work(ctx) on each of `ranks` ranks and returns the text of the error, or "".
 template <class F>
 std::string on_ranks(std::int64_t ranks, F work) {
-  try {
-    threads::run(static_cast<int>(ranks), [&](threads::communicator c) {
-      world w(two{ranks}.shape(), c);
-      cpu device;
-      work(context<cpu>{device, w, sizes_for(tokens), 1});
-    });
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
+  return error_on_mesh(two{ranks}, sizes_for(tokens), 1, work);
 }
 template <class F>
 std::string on_two_ranks(F work) {

@@ -21,7 +21,6 @@ struct step_traffic {
 /// Traffic of a rank of the pipeline. A block's two halves each have an all-gather and a reduce-scatter, forward and
 /// backward; an embedding and a head each have one of them in each direction. A layer that recomputes in full sends
 /// again; gathered inputs that are not kept are gathered again. A hybrid sums reduced pieces over its copies.
-/// gathered inputs that are not kept are gathered again. A hybrid sums reduced pieces over its copies.
 inline step_traffic rank_traffic(const training_job& job, const training_layout& l, std::int64_t rank) {
   const software& program = job.program;
   const rank_sizes z(job, l);

@@ -6,7 +6,20 @@
 #include <string>
 #include <string_view>
 
+#include "plait/core/error.hpp"
+
 namespace plait::test {
+
+/// The text of the error that call() throws, or "".
+template <class Call>
+std::string text_thrown_by(Call&& call) {
+  try {
+    call();
+  } catch (const error& e) {
+    return e.what();
+  }
+  return "";
+}
 
 /// Whether `text` contains `part`; prints both if it does not.
 inline bool has(const std::string& text, const std::string& part) {

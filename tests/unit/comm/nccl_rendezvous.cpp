@@ -29,6 +29,7 @@ using plait::test::free_port;
 using plait::test::has;
 using plait::test::outcomes;
 using plait::test::places;
+using plait::test::text_thrown_by;
 
 using variables = std::map<std::string, std::string>;
 
@@ -40,12 +41,7 @@ nccl::launch_place parse(const variables& set) {
 }
 
 std::string complaint(const variables& set) {
-  try {
-    parse(set);
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
+  return text_thrown_by([&] { parse(set); });
 }
 
 const variables torchrun = {
@@ -293,13 +289,7 @@ struct two_ranks {
     if (holding.joinable()) holding.join();
   }
   void hold() {
-    holding = std::thread([this] {
-      try {
-        first.hold(id);
-      } catch (const error& e) {
-        problem = e.what();
-      }
-    });
+    holding = std::thread([this] { problem = text_thrown_by([&] { first.hold(id); }); });
   }
   /// Rank 1 connects; returns what it receives.
   std::string end() {

@@ -25,12 +25,7 @@ using plait::test::has;
 /// The text of the error that ends a run; empty without one.
 template <class F>
 std::string text_of(int ranks, const F& body) {
-  try {
-    threads::run(ranks, body);
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
+  return plait::test::text_thrown_by([&] { threads::run(ranks, body); });
 }
 
 void add_up(rank_comm& c, std::size_t n = 4) {

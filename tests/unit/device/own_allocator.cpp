@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -47,15 +46,6 @@ struct program {
             }};
   }
 };
-
-std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
-}
 
 }  // namespace
 
@@ -124,21 +114,22 @@ TEST_CASE("a failed request is repeated after the cache is released, and then is
   device.release(device.allocate(3072));
   void* const second = device.allocate(2048);  // after the first block was released
   CHECK(mine.bytes == 2048);
-  CHECK(
-      refusal([&] { device.allocate(~std::size_t{0} - 31); }).starts_with("out of memory: 18446744073709551584 bytes"));
-  CHECK(refusal([&] { device.allocate(4096); }) == "cpu: out of memory, 4096 bytes were asked for");
+  CHECK(test::text_thrown_by([&] {
+          device.allocate(~std::size_t{0} - 31);
+        }).starts_with("out of memory: 18446744073709551584 bytes"));
+  CHECK(test::text_thrown_by([&] { device.allocate(4096); }) == "cpu: out of memory, 4096 bytes were asked for");
   device.release(second);
 }
 
 TEST_CASE("an allocator with a missing function, or with misaligned memory, is refused") {
   program mine;
-  CHECK(refusal([&] { cpu device({.memory = {.allocate = mine.functions().allocate}}); }) ==
+  CHECK(test::text_thrown_by([&] { cpu device({.memory = {.allocate = mine.functions().allocate}}); }) ==
         "cpu: options::memory has allocate and no release; give both, or none for memory of the device's own");
-  CHECK(refusal([&] { cpu device({.memory = {.release = mine.functions().release}}); }) ==
+  CHECK(test::text_thrown_by([&] { cpu device({.memory = {.release = mine.functions().release}}); }) ==
         "cpu: options::memory has release and no allocate; give both, or none for memory of the device's own");
   mine.skew = 8;
   cpu device({.memory = mine.functions()});
-  CHECK(refusal([&] { device.allocate(64); }) ==
+  CHECK(test::text_thrown_by([&] { device.allocate(64); }) ==
         "cpu: options::memory.allocate has returned memory that is not on a boundary of 64 bytes");
   CHECK(mine.bytes == 0);
 }

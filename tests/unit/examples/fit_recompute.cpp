@@ -38,16 +38,6 @@ std::pair<std::int64_t, double> weigh(const std::vector<chunk_prices>& chunks, c
   return {most, cost};
 }
 
-template <class F>
-std::string text_of_error(F&& f) {
-  try {
-    f();
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
-}
-
 /// Calls the function for every choice.
 void for_all(const std::vector<chunk_prices>& chunks,
              const std::function<void(const std::vector<std::vector<int>>&)>& f) {
@@ -162,14 +152,14 @@ TEST_CASE("modes by layer") {
   CHECK(layer_recompute::every(1) == layer_recompute(recompute::full));
   const layer_recompute list({recompute::none, recompute::selective}, recompute::none);
   CHECK(list.of_layer(1) == recompute::selective);
-  CHECK(text_of_error([&] { static_cast<void>(list.of_layer(2)); }) == "recompute: layer 2 of a list for 2 layers");
-  CHECK(text_of_error([] { static_cast<void>(layer_recompute::every(0)); }) ==
+  CHECK(text_thrown_by([&] { static_cast<void>(list.of_layer(2)); }) == "recompute: layer 2 of a list for 2 layers");
+  CHECK(text_thrown_by([] { static_cast<void>(layer_recompute::every(0)); }) ==
         "recompute: every 0 layers; legal is 1 or more");
-  CHECK(has(text_of_error([] {
+  CHECK(has(text_thrown_by([] {
               static_cast<void>(choose_recompute({{{}}}, {{{1, 0}}}, 1));
             }),
             "a layer has no mode to choose"));
-  CHECK(has(text_of_error([] {
+  CHECK(has(text_thrown_by([] {
               static_cast<void>(choose_recompute({}, {{{1, 0}}}, 1));
             }),
             "prices of 0 chunks, and microbatches in flight of 1"));

@@ -8,6 +8,7 @@
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "support/layer_check.hpp"
+#include "support/on_mesh.hpp"
 #include "support/test_data.hpp"
 
 using namespace plait;
@@ -101,10 +102,7 @@ problem small() {
 template <class S>
 std::vector<named_values> run(const four& mesh, const problem& p, int steps) {
   std::vector<named_values> all(static_cast<std::size_t>(mesh.size()));
-  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
-    world ranks(mesh.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, ranks, p.sizes, 7};
+  on_mesh(mesh, p.sizes, 7, [&](const context<cpu>& ctx) {
     using model_type = both<S, cpu>;
     using source = typename model_type::source;
     using target = typename model_type::target;
@@ -116,7 +114,7 @@ std::vector<named_values> run(const four& mesh, const problem& p, int steps) {
     const auto x = place_full<source>(ctx, p.given.at("encoder_input"));
     const auto y = place_full<target>(ctx, p.given.at("decoder_input"));
     const auto seed = place_full<dual_t<target>>(ctx, p.given.at("grad.decoder_output"));
-    named_values& out = all[static_cast<std::size_t>(ranks.rank())];
+    named_values& out = all[static_cast<std::size_t>(ctx.ranks.rank())];
     // A bias of the keys has no effect, so its gradient is only rounding error. A much smaller epsilon would make its
     // update as large as any.
     adamw<double, cpu> optimizer({.epsilon = 1e-5});

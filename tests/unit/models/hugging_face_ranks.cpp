@@ -24,6 +24,7 @@
 #include "plait/schedule/generators.hpp"
 #include "support/temp_folder.hpp"
 #include "support/test_data.hpp"
+#include "support/texts.hpp"
 #include "support/whole_tensor.hpp"
 
 namespace {
@@ -285,11 +286,7 @@ TEST_CASE("loading is strict over all stages, with the same error on every rank"
       model.visit([&](auto& p) { p.initialize(ctx); });
       const std::uint64_t before = weights_hash(ctx, model);
       std::string& text = texts[static_cast<std::size_t>(ranks.root().rank())];
-      try {
-        load_weights(ctx, model, entries, "file");
-      } catch (const error& e) {
-        text = e.what();
-      }
+      text = test::text_thrown_by([&] { load_weights(ctx, model, entries, "file"); });
       if (!text.empty() && weights_hash(ctx, model) != before) text += " BUT CHANGED";
     });
     CHECK(std::set(texts.begin(), texts.end()).size() == 1);
@@ -423,11 +420,8 @@ TEST_CASE("an impossible export is refused on every rank, and leaves no files") 
     const llama_config made = four_layers(false);
     on_ranks(made, {2, 2, 1}, [&](const context<cpu>& ctx, pipeline_world& ranks, model_type& model) {
       model.visit([&](auto& p) { p.initialize(ctx); });
-      try {
-        export_hugging_face(ctx, ranks.root(), model, config, to, how);
-      } catch (const error& e) {
-        texts[static_cast<std::size_t>(ranks.root().rank())] = e.what();
-      }
+      texts[static_cast<std::size_t>(ranks.root().rank())] =
+          test::text_thrown_by([&] { export_hugging_face(ctx, ranks.root(), model, config, to, how); });
     });
     CHECK(std::set(texts.begin(), texts.end()).size() == 1);
     return texts[0];

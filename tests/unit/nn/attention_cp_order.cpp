@@ -22,6 +22,8 @@
 #include "plait/nn/pointwise.hpp"
 #include "plait/nn/strategy.hpp"
 #include "support/naive_attention.hpp"
+#include "support/on_mesh.hpp"
+#include "support/texts.hpp"
 #include "support/token_runs.hpp"
 
 using namespace plait;
@@ -35,16 +37,6 @@ std::vector<std::int64_t> two_pieces(std::int64_t first, std::int64_t second) {
   std::iota(all.begin(), all.begin() + 4, first);
   std::iota(all.begin() + 4, all.end(), second);
   return all;
-}
-
-template <class F>
-std::string refusal(F&& f) {
-  try {
-    f();
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 }  // namespace
@@ -142,14 +134,14 @@ TEST_CASE("each rank has the predicted work, and zigzag order gives the busiest 
 
 TEST_CASE("zigzag order is refused if it gives the busiest rank over an eighth more work") {
   const kernels::attention_mask wide = kernels::attention_mask::local(50, 50);
-  const std::string text = refusal([&] { counted_pairs<ring<cp>>(sequence_order::zigzag(128, 2), 2, 0, wide); });
+  const std::string text = text_thrown_by([&] { counted_pairs<ring<cp>>(sequence_order::zigzag(128, 2), 2, 0, wide); });
   CHECK(
       text ==
       "attention: under the mask local 50 before and 50 after, zigzag order gives the busiest of 2 ranks 6122 pairs of "
       "a query and a key in each sequence, and the order of the text 5189; use that order (plait::contiguous)");
-  CHECK(refusal([&] { counted_pairs<all_gather_kv<cp>>(sequence_order::zigzag(128, 2), 2, 0, wide); }) == text);
-  CHECK(refusal([&] { counted_pairs<ring<cp>>(sequence_order::original(128), 2, 0, wide); }).empty());
-  CHECK(refusal([&] { counted_pairs<ring<cp>>(sequence_order::zigzag(128, 4), 4, 0, wide); }).empty());
+  CHECK(text_thrown_by([&] { counted_pairs<all_gather_kv<cp>>(sequence_order::zigzag(128, 2), 2, 0, wide); }) == text);
+  CHECK(text_thrown_by([&] { counted_pairs<ring<cp>>(sequence_order::original(128), 2, 0, wide); }).empty());
+  CHECK(text_thrown_by([&] { counted_pairs<ring<cp>>(sequence_order::zigzag(128, 4), 4, 0, wide); }).empty());
 }
 
 TEST_CASE("a block travels to the last rank that sees it, and every message has both ends") {
@@ -188,33 +180,31 @@ TEST_CASE("a block travels to the last rank that sees it, and every message has 
 }
 
 TEST_CASE("sequences of fewer tokens than ranks are refused") {
-  const std::string text = refusal([] { sequence_order::zigzag(3, 4, "seq", "ranks of cp"); });
+  const std::string text = text_thrown_by([] { sequence_order::zigzag(3, 4, "seq", "ranks of cp"); });
   CHECK(text == "seq is 3; in zigzag order over 4 ranks of cp the least length is 4");
-  CHECK(refusal([] { sequence_order::zigzag(9, 4, "seq", "ranks of cp", 3); }) ==
+  CHECK(text_thrown_by([] { sequence_order::zigzag(9, 4, "seq", "ranks of cp", 3); }) ==
         "seq is 9; in zigzag order over 4 ranks of cp the least length is 12");
-  CHECK(refusal([] { sequence_order::zigzag(8, 0); }).find("at least 1 is legal") != std::string::npos);
+  CHECK(has(text_thrown_by([] { sequence_order::zigzag(8, 0); }), "at least 1 is legal"));
   using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;
   dim_sizes sizes;
   sizes.set(dim_of<seq>, 3);
   const mesh_shape mesh = zig::mesh{1, 4, 1, 1}.shape();
-  CHECK(refusal([&] { sequence_order_of<zig>(mesh, sizes); }) == "the context gives no size for the dim zseq");
+  CHECK(text_thrown_by([&] { sequence_order_of<zig>(mesh, sizes); }) == "the context gives no size for the dim zseq");
   sizes.set(dim_of<zseq>, 3);
-  CHECK(refusal([&] { sequence_order_of<zig>(mesh, sizes); }).find("seq is 3; in zigzag order over 4 ranks of cp") ==
-        0);
+  CHECK(text_thrown_by([&] {
+          sequence_order_of<zig>(mesh, sizes);
+        }).find("seq is 3; in zigzag order over 4 ranks of cp") == 0);
   CHECK(sequence_order_of<megatron_sp>(mesh, sizes) == sequence_order::original(3));
 }
 
 TEST_CASE("values have a separate stride, with every policy") {
   const auto outputs = []<class Policy>(std::type_identity<Policy>, int ranks) {
     std::vector<double> all(4);
-    threads::run(ranks, [&](threads::communicator c) {
-      world w(plait::mesh<axis<cp>>(ranks).shape(), c);
-      cpu device;
-      const context<cpu> ctx{device, w, {}, 1};
+    on_mesh(plait::mesh<axis<cp>>(ranks), {}, 1, [&](const context<cpu>& ctx) {
       kernels::attention_shape shape{.batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 1, .scale = 1};
       shape.k_stride = 2;
       context_attention<double, Policy> attention(ctx, shape, sequence_order::original(4));
-      const auto own = static_cast<std::size_t>(4 / ranks), first = own * static_cast<std::size_t>(c.rank());
+      const auto own = static_cast<std::size_t>(4 / ranks), first = own * static_cast<std::size_t>(ctx.ranks.rank());
       const std::vector<double> q(own, 0.0), k(2 * own, 0.0);
       std::vector<double> v(2 * own, 1000.0);  // the array continues after the values
       for (std::size_t i = 0; i < own; ++i) v[i] = 10.0 * static_cast<double>(first + i + 1);
@@ -231,11 +221,8 @@ TEST_CASE("values have a separate stride, with every policy") {
 TEST_CASE("gaps in an output are refused") {
   const auto made = []<class Policy>(std::type_identity<Policy>, int ranks, kernels::attention_shape shape) {
     shape.batch = 1, shape.heads = shape.kv_heads = 2, shape.head_dim = 2, shape.scale = 1;
-    return refusal([&] {
-      threads::run(ranks, [&](threads::communicator c) {
-        world w(plait::mesh<axis<cp>>(ranks).shape(), c);
-        cpu device;
-        const context<cpu> ctx{device, w, {}, 1};
+    return text_thrown_by([&] {
+      on_mesh(plait::mesh<axis<cp>>(ranks), {}, 1, [&](const context<cpu>& ctx) {
         context_attention<double, Policy> attention(ctx, shape, sequence_order::original(4));
         const std::vector<double> x(4 * 4, 1.0);
         std::vector<double> o(4 * 4);
@@ -245,8 +232,8 @@ TEST_CASE("gaps in an output are refused") {
   };
   const std::type_identity<ulysses<cp>> exchanged;
   CHECK(made(exchanged, 2, {.o_stride = 4, .do_stride = 4}) == "");  // heads * head_dim: no gaps
-  CHECK(made(exchanged, 2, {.o_stride = 5}).find("o_stride or do_stride is 5; ") != std::string::npos);
-  CHECK(made(std::type_identity<whole_sequence>(), 1, {.do_stride = 8}).find("legal are 0 and 4") != std::string::npos);
+  CHECK(has(made(exchanged, 2, {.o_stride = 5}), "o_stride or do_stride is 5; "));
+  CHECK(has(made(std::type_identity<whole_sequence>(), 1, {.do_stride = 8}), "legal are 0 and 4"));
 }
 
 namespace {
@@ -440,9 +427,9 @@ TEST_CASE("dropout drops the same elements in zigzag as in original order") {
   }
   CHECK(kept > 100);
   CHECK(kept < 188);
-  CHECK(refusal([] { dropout<double, zig>(0.1, "layer"); }) ==
+  CHECK(text_thrown_by([] { dropout<double, zig>(0.1, "layer"); }) ==
         "layer: dropout of tokens in zigzag order needs their sequence_order");
-  CHECK(refusal([] { dropout<double, zig>(0, "layer"); }).empty());
+  CHECK(text_thrown_by([] { dropout<double, zig>(0, "layer"); }).empty());
 }
 
 TEST_CASE("blocks may arrive in any order, or not at all") {

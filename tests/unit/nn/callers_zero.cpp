@@ -16,7 +16,7 @@
 #include "plait/nn/linear.hpp"
 #include "plait/nn/parameter/free.hpp"
 #include "plait/parallel/optim/adamw.hpp"
-#include "support/texts.hpp"
+#include "support/on_mesh.hpp"
 
 namespace plait::test {
 
@@ -142,18 +142,17 @@ template <class Precision, class Weight>
 std::vector<double> on(int ranks, int level, std::string* thrown = nullptr, bool gathers_again = true,
                        bool reduces = true, bool shards_of_its_own = false) {
   std::vector<double> out;
-  try {
-    threads::run(ranks, [&](threads::communicator c) {
-      cpu device;
-      world all(net{ranks}.shape(), c);
-      const context<cpu> ctx{device, all, sizes_of<batch, hidden, inner_features>(samples, width, width), 7};
+  const auto run = [&] {
+    const dim_sizes sizes = sizes_of<batch, hidden, inner_features>(samples, width, width);
+    on_mesh(net{ranks}, sizes, 7, [&](const context<cpu>& ctx) {
       auto mine = train<Precision, Weight>(ctx, level, gathers_again, reduces, shards_of_its_own);
-      if (all.rank() == 0) out = std::move(mine);
+      if (ctx.ranks.rank() == 0) out = std::move(mine);
     });
-  } catch (const error& e) {
-    if (!thrown) throw;
-    *thrown = e.what();
-  }
+  };
+  if (thrown)
+    *thrown = text_thrown_by(run);
+  else
+    run();
   return out;
 }
 

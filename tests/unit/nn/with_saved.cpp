@@ -92,7 +92,7 @@ TEST_CASE("a norm with its saved refuses a second backward pass without a forwar
     std::vector<float> dx(x.size());
     backward_on(norm, ctx, x.data(), x.data(), dx.data());
   });
-  CHECK(why.find("backward without what forward keeps") != std::string::npos);
+  CHECK(has(why, "backward without what forward keeps"));
 }
 
 TEST_CASE("the loss and its gradient in one call equal those of two calls") {
@@ -176,15 +176,12 @@ TEST_CASE("a vocabulary of fewer elements than ranks is refused") {
       make(context<cpu>{ctx.device, ctx.ranks, sizes, ctx.seed});
     });
   };
-  const auto has = [](const std::string& text, const std::string& part) {
-    CHECK_MESSAGE(text.find(part) != std::string::npos, text);
-  };
-  has(of_one([](const context<cpu>& ctx) { embedding<float, layer_policy<ids, table, rows>>(ctx, 1, "wte"); }),
-      "wte" + cut);
-  has(of_one([](const context<cpu>& ctx) { linear<float, layer_policy<rows, table, logits>>(ctx, "head"); }),
-      "head" + cut);
-  has(of_one([](const context<cpu>& ctx) { cross_entropy_loss<float, logits, ids>(ctx, 1); }),
-      "cross_entropy: logits" + cut);
+  CHECK(has(of_one([](const context<cpu>& ctx) { embedding<float, layer_policy<ids, table, rows>>(ctx, 1, "wte"); }),
+            "wte" + cut));
+  CHECK(has(of_one([](const context<cpu>& ctx) { linear<float, layer_policy<rows, table, logits>>(ctx, "head"); }),
+            "head" + cut));
+  CHECK(has(of_one([](const context<cpu>& ctx) { cross_entropy_loss<float, logits, ids>(ctx, 1); }),
+            "cross_entropy: logits" + cut));
 }
 
 TEST_CASE("a whole array of another size than the parameters is refused") {
@@ -192,34 +189,33 @@ TEST_CASE("a whole array of another size than the parameters is refused") {
     return on_ranks(2, [&](const context<cpu>& ctx) { body(ctx, std::vector<float>((words - 1) * width, 1.0f)); });
   };
   std::vector<float> part(words * width / 2);
-  CHECK(
-      refused([&](const context<cpu>& ctx, const std::vector<float>& whole) {
-        std::vector<float> mine(words * width / 2);
-        take_part(ctx.device, part_of<table>(ctx), whole, mine.data());
-      })
-          .find(
-              "take_part: whole has 36 elements, and the part is of an array of 40; where a parameter is padded, give "
-              "the parameter itself in place of a part: take_part(device, *layer.weight(), ...), whose array is "
-              "without padding") != std::string::npos);
-  CHECK(refused([&](const context<cpu>& ctx, std::vector<float> whole) {
-          std::vector<float> mine(words * width / 2);
-          put_part(ctx.device, part_of<table>(ctx), mine.data(), whole);
-        }).find("put_part: whole has 36 elements, and the part is of an array of 40; where") != std::string::npos);
-  CHECK(refused([&](const context<cpu>& ctx, const std::vector<float>& whole) {
-          linear<float, layer_policy<rows, table, logits>> head(ctx, "head");
-          take_parts(ctx, whole, head);
-        })
-            .find("take_parts: whole has 36 elements, and the parameters have 40 without padding; a weight that is "
-                  "padded and not tied needs its true shape (linear_options::shape)") != std::string::npos);
+  CHECK(has(refused([&](const context<cpu>& ctx, const std::vector<float>& whole) {
+              std::vector<float> mine(words * width / 2);
+              take_part(ctx.device, part_of<table>(ctx), whole, mine.data());
+            }),
+            "take_part: whole has 36 elements, and the part is of an array of 40; where a parameter is padded, give "
+            "the parameter itself in place of a part: take_part(device, *layer.weight(), ...), whose array is "
+            "without padding"));
+  CHECK(has(refused([&](const context<cpu>& ctx, std::vector<float> whole) {
+              std::vector<float> mine(words * width / 2);
+              put_part(ctx.device, part_of<table>(ctx), mine.data(), whole);
+            }),
+            "put_part: whole has 36 elements, and the part is of an array of 40; where"));
+  CHECK(has(refused([&](const context<cpu>& ctx, const std::vector<float>& whole) {
+              linear<float, layer_policy<rows, table, logits>> head(ctx, "head");
+              take_parts(ctx, whole, head);
+            }),
+            "take_parts: whole has 36 elements, and the parameters have 40 without padding; a weight that is "
+            "padded and not tied needs its true shape (linear_options::shape)"));
   CHECK(refused([&](const context<cpu>& ctx, const std::vector<float>& whole) {
           linear<float, layer_policy<rows, table, logits>> head(ctx, "head", {.shape = {words - 1, width}});
           take_parts(ctx, whole, head);
         }) == "");
-  CHECK(refused([&](const context<cpu>& ctx, const std::vector<float>&) {
-          linear<float, layer_policy<rows, table, logits>> head(ctx, "head", {.shape = {words, width - 1}});
-        })
-            .find("parameter head.weight: its shape 10 x 3 has 30 elements, which are not the first of 10 rows of 4, "
-                  "as the context's sizes give; only the leading dim may be padded") != std::string::npos);
+  CHECK(has(refused([&](const context<cpu>& ctx, const std::vector<float>&) {
+              linear<float, layer_policy<rows, table, logits>> head(ctx, "head", {.shape = {words, width - 1}});
+            }),
+            "parameter head.weight: its shape 10 x 3 has 30 elements, which are not the first of 10 rows of 4, "
+            "as the context's sizes give; only the leading dim may be padded"));
 }
 
 TEST_CASE("a backward pass after several forward passes belongs to the last") {
@@ -239,8 +235,9 @@ TEST_CASE("a backward pass after several forward passes belongs to the last") {
   CHECK(backward_of(0, 1) == "");
   CHECK(backward_of(1, 2) == "");
   CHECK(backward_of(0, 3) == "");
-  CHECK(backward_of(0, 2).find("norm.weight: several forward passes have made this `saved`, and the backward pass has "
-                               "the input of another than the last") != std::string::npos);
+  CHECK(has(backward_of(0, 2),
+            "norm.weight: several forward passes have made this `saved`, and the backward pass has "
+            "the input of another than the last"));
 }
 
 }  // namespace plait::test::small_layers

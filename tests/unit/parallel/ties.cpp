@@ -22,6 +22,7 @@
 #include "plait/parallel/world.hpp"
 #include "plait/schedule/generators.hpp"
 #include "support/temp_folder.hpp"
+#include "support/texts.hpp"
 
 namespace {
 
@@ -109,7 +110,7 @@ struct given {
 /// The text of the error if the second stage, or with `one` only its last rank, gets other data; "" without an error.
 std::string error_of_stages(const given& second, bool one = false) {
   const schedule plan = make_schedule<one_f_one_b>(2, 2);
-  try {
+  return test::text_thrown_by([&] {
     threads::run(4, [&](threads::communicator c) {
       const given mine = (one ? c.rank() == 3 : c.rank() >= 2) ? second : given{};
       const mesh<axis<pp>, axis<dp>, axis<cp>, axis<tp>, axis<tp_rep>> shape{mine.pp, 4 / mine.pp, 1, 1, 1};
@@ -132,10 +133,7 @@ std::string error_of_stages(const given& second, bool one = false) {
       step.run(ctx);
       step.result(ctx);
     });
-  } catch (const error& e) {
-    return e.what();
-  }
-  return {};
+  });
 }
 
 const std::string not_alike =
@@ -231,17 +229,13 @@ TEST_CASE("a separate entry starts the sum over tied stages, also for a paramete
         units.finish_reduction(ctx, 0, out);
       });
       if (r == 0) sum = all.at(0).data()[0];  // it has the first element
-      try {
-        pass([&](auto& out) { units.finish_reduction(ctx, 0, out); });
-      } catch (const error& e) {
-        if (r < texts.size()) texts[r] = e.what();
-      }
+      const auto text = test::text_thrown_by([&] { pass([&](auto& out) { units.finish_reduction(ctx, 0, out); }); });
+      if (r < texts.size()) texts[r] = text;
     });
     CHECK(sum == (dp == 1 ? 1 + 2 : 1 + 2 + 3 + 4));
     for (const std::string& text : texts)
-      CHECK(text.find(dp == 1 ? "parameter wte.weight: finish_reduction without start_reduction(ctx)"
-                              : "parameter_bucket: start_ties is missing before finish_reduction of wte.weight") !=
-            std::string::npos);
+      CHECK(test::has(text, dp == 1 ? "parameter wte.weight: finish_reduction without start_reduction(ctx)"
+                                    : "parameter_bucket: start_ties is missing before finish_reduction of wte.weight"));
   }
 }
 
@@ -251,13 +245,12 @@ TEST_CASE("data for the stages of a pipeline must be equal on all of them") {
     INFO(text);
     const std::string message = error_of_stages(second);
     CAPTURE(message);
-    CHECK(message.find(text) != std::string::npos);
+    CHECK(test::has(message, text));
   };
   says({.seed = 2}, "training step: ranks 2, 3 run with seed 2, ranks 0, 1 with seed 1; every rank needs");
   says({.clip = 2}, "training step: ranks 2, 3 run with clip 2, ranks 0, 1 with clip 1; every rank needs");
   says({.rate = 0.1}, "adamw::begin_step: ranks 2, 3 run with learning_rate 0.1, ranks 0, 1 with learning_rate 0.01;");
   says({.token = 2}, "training_step::load: ranks 2, 3 run with ids, labels and document starts whose hash is ");
-  CHECK(error_of_stages({.pp = 4}, true)
-            .find("rank 3 was started with mesh pp=4,dp=1,cp=1,tp=1,tp_rep=1, ranks 0 to 2 with mesh pp=2,dp=2,") !=
-        std::string::npos);
+  CHECK(test::has(error_of_stages({.pp = 4}, true),
+                  "rank 3 was started with mesh pp=4,dp=1,cp=1,tp=1,tp_rep=1, ranks 0 to 2 with mesh pp=2,dp=2,"));
 }

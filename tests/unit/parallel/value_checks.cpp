@@ -17,6 +17,8 @@
 #include "plait/parallel/train_step.hpp"
 #include "support/layer_check.hpp"
 #include "support/memory_file_system.hpp"
+#include "support/on_mesh.hpp"
+#include "support/split_strategy.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;
@@ -25,16 +27,8 @@ using namespace plait::test;
 namespace checked_runs {
 namespace {
 
-using small_mesh = plait::mesh<axis<dp>, axis<tp>>;
-struct two_axes {
-  using mesh = small_mesh;
-  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
-  using query_heads = shard<heads, tp>;
-  using key_heads = shard<kv_heads, tp>;
-  using feed_forward = shard<ffn, tp>;
-  using vocabulary = shard<vocab, tp>;
-};
-using model_type = llama<float, two_axes>;
+using small_mesh = split::mesh;
+using model_type = llama<float, split>;
 
 /// One rank's program, in which a fault may change a value.
 struct run {
@@ -87,24 +81,21 @@ struct setting {
 /// an error.
 template <class Before, class Fault>
 std::string error_of_model(Before&& before, Fault&& fault) {
-  try {
+  return text_thrown_by([&] {
     threads::run(4, [&](threads::communicator c) {
       const bool odd = c.rank() == 3;
       setting s;
       if (odd) before(s);
       world ranks(s.mesh.shape(), c);
       cpu device;
-      const context<cpu> ctx{device, ranks, llama_sizes<two_axes>(small, s.mesh.shape(), 4, s.length), s.seed,
+      const context<cpu> ctx{device, ranks, llama_sizes<split>(small, s.mesh.shape(), 4, s.length), s.seed,
                              s.deterministic};
       run r{ranks, ctx, model_type(ctx, small), adamw<float>(s.adamw)};
       r.model.visit([&](auto& p) { p.initialize(ctx); });
       fault(r, odd);
       r.train();
     });
-  } catch (const error& e) {
-    return e.what();
-  }
-  return {};
+  });
 }
 const auto nothing = [](auto&&...) {};
 
@@ -140,7 +131,7 @@ struct loop_fault {
 template <class Down = down, class Optimizer = adamw<float>, class Options = adamw_options>
 std::string error_of_loop(const loop_fault& fault, const Options& options = {}) {
   memory_file_system disk;
-  try {
+  return text_thrown_by([&] {
     threads::run(4, [&](threads::communicator c) {
       world ranks(small_mesh{2, 2}.shape(), c);
       ranks.checks().set(value_check::always);
@@ -197,10 +188,7 @@ std::string error_of_loop(const loop_fault& fault, const Options& options = {}) 
       const auto position = static_cast<std::int64_t>(odd ? fault.later_position : 0);
       saver.save(ctx, 1 + later, {.scalars = {{"position", position}}});
     });
-  } catch (const error& e) {
-    return e.what();
-  }
-  return {};
+  });
 }
 
 /// The error of a model's step after all ranks save and load a state, and rank 3 then changes something.
@@ -377,18 +365,15 @@ TEST_CASE("one different element of a parameter or a gradient on one rank, at ea
 TEST_CASE("a program compares a tensor itself, with a tolerance") {
   const auto told_by_hand = [](float change, double tolerance) -> std::string {
     try {
-      threads::run(4, [&](threads::communicator c) {
-        world ranks(small_mesh{2, 2}.shape(), c);
-        cpu device;
-        const context<cpu> ctx{device, ranks, sizes_of<batch, hidden, ffn>(64, 64, 32), 3};
+      on_mesh(small_mesh{2, 2}, sizes_of<batch, hidden, ffn>(64, 64, 32), 3, [&](const context<cpu>& ctx) {
         tensor<float, rows> x(ctx);
-        kernels::fill_normal(device, x.data(), x.part(), 7, 1, 0.0, 1.0);
-        if (c.rank() == 0)
+        kernels::fill_normal(ctx.device, x.data(), x.part(), 7, 1, 0.0, 1.0);
+        if (ctx.ranks.rank() == 0)
           for (std::int64_t i = 0; i < x.size(); ++i) x.data()[i] *= 1 + (i % 2 ? change : -change);
-        ranks.checks().set(value_check::off);
+        ctx.ranks.checks().set(value_check::off);
         require_equal(ctx, x, "the state", tolerance);
         tensor<float, wide> h(ctx);
-        kernels::fill(device, h.data(), h.size(), static_cast<float>(ranks.coordinate(axis_of<tp>)));
+        kernels::fill(ctx.device, h.data(), h.size(), static_cast<float>(ctx.ranks.coordinate(axis_of<tp>)));
         require_equal(ctx, h);  // along tp no part of its type is equal, and dp shards it too
       });
     } catch (const error_of_all& e) {

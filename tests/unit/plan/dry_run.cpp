@@ -25,6 +25,7 @@
 #include "plan_llama/planner/llama_shape.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "support/death_message.hpp"
+#include "support/on_mesh.hpp"
 #include "support/step_traffic.hpp"
 #include "train_llama/fit_recompute.hpp"
 
@@ -338,8 +339,8 @@ TEST_CASE("sums of a hybrid's copies start in the order of a step, and its norm 
     std::rotate(std::prev(next.base()), copy, std::next(copy));
   }
   const std::string text = describe(verify_order(all));
-  CHECK(text.find("over cp reductions in reduction of the copies of unit") != std::string::npos);
-  CHECK(text.find("over dp reductions in reduction of unit") != std::string::npos);
+  CHECK(test::has(text, "over cp reductions in reduction of the copies of unit"));
+  CHECK(test::has(text, "over dp reductions in reduction of unit"));
 }
 
 TEST_CASE("faults in the order of collectives within layers are refused, naming both passes") {
@@ -403,9 +404,9 @@ TEST_CASE("sums over tied stages start in the order of a step, the same on both 
   REQUIRE(sum != calls.end());
   std::rotate(sum, std::next(sum), norm.base());
   const std::string text = describe(verify_order(all));
-  CHECK(text.find("over pp ends in reduction of unit") != std::string::npos);
-  CHECK(text.find("over tied stages") != std::string::npos);
-  CHECK(text.find("in the norm") != std::string::npos);
+  CHECK(test::has(text, "over pp ends in reduction of unit"));
+  CHECK(test::has(text, "over tied stages"));
+  CHECK(test::has(text, "in the norm"));
 }
 
 TEST_CASE("a dry run counts and prices a program's kernels, which must not touch its memory") {
@@ -416,10 +417,7 @@ TEST_CASE("a dry run counts and prices a program's kernels, which must not touch
       for (std::int64_t i = 0; i < x.size(); ++i) y.data()[i] = x.data()[i] * x.data()[i];
     });
   };
-  threads::run(1, [&](threads::communicator c) {
-    world ranks(mesh<axis<dp>>(1).shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, ranks, sizes_of<batch, hidden>(2, 3), 1};
+  test::on_mesh(mesh<axis<dp>>(1), sizes_of<batch, hidden>(2, 3), 1, [&](const context<cpu>& ctx) {
     tensor<float, rows> x(ctx), y(ctx);
     std::fill(x.data(), x.data() + 6, 3.0f);
     square(ctx, x, y);
@@ -442,5 +440,5 @@ TEST_CASE("a dry run counts and prices a program's kernels, which must not touch
   CHECK(device.operations() == n);
   CHECK(clock.now().total() == doctest::Approx(planner::memory_seconds(h, 8 * n, 1)));
   const std::string text = test::death_message([&] { y.data()[1] = 1; });
-  CHECK(text.find("plait: a kernel of the program's own touched memory of a dry run") != std::string::npos);
+  CHECK(test::has(text, "plait: a kernel of the program's own touched memory of a dry run"));
 }

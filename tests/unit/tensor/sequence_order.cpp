@@ -45,6 +45,9 @@ runs_of random_runs(std::mt19937& random, std::int64_t from, std::int64_t to, bo
   return all;
 }
 
+/// `random_runs` of 20 tokens are stored at lower indices: they begin below 3, and each token may follow a gap.
+constexpr std::size_t most_stored = 3 + 2 * 20;
+
 /// The position in the text of each stored token.
 std::map<std::int64_t, std::int64_t> places_of(const runs_of& runs) {
   std::map<std::int64_t, std::int64_t> places;
@@ -144,10 +147,11 @@ TEST_CASE("visibility between random runs, and the number of visible pairs, equa
   std::mt19937 random(6);
   for (int round = 0; round < 300; ++round) {
     const runs_of queries = random_runs(random, 0, 24, true), keys = random_runs(random, 0, 24, true);
+    const std::map<std::int64_t, std::int64_t> q_places = places_of(queries), k_places = places_of(keys);
     for (const mask_type& mask : masks) {
       std::int64_t pairs = 0;
-      for (const auto& [q_at, q] : places_of(queries))
-        for (const auto& [k_at, k] : places_of(keys)) pairs += visible(q, k, mask) ? 1 : 0;
+      for (const auto& [q_at, q] : q_places)
+        for (const auto& [k_at, k] : k_places) pairs += visible(q, k, mask) ? 1 : 0;
       CHECK(visible_pairs(queries, keys, mask) == pairs);
       CHECK(sees(queries, keys, mask) == (pairs > 0));
     }
@@ -175,9 +179,12 @@ TEST_CASE("pieces of random runs cover all pairs that the mask allows once, and 
       const std::vector<visible_piece> pieces = visible_pieces(queries, keys, mask, documents);
       CAPTURE(exact);
       CAPTURE(describe(mask));
-      // The pairs that kernels compute: a kernel knows only where a piece starts, in memory and in the text, and its
-      // length.
-      std::map<std::pair<std::int64_t, std::int64_t>, int> covered;
+      // How often kernels compute each pair of stored tokens: a kernel knows only where a piece starts, in memory and
+      // in the text, and its length.
+      std::vector<int> covered(most_stored * most_stored), expected(covered.size());
+      const auto pair_of = [](std::int64_t q_at, std::int64_t k_at) {
+        return static_cast<std::size_t>(q_at) * most_stored + static_cast<std::size_t>(k_at);
+      };
       for (const visible_piece& p : pieces) {
         REQUIRE(p.first_run + p.runs <= queries.size());
         CHECK(p.queries.at == queries[p.first_run].at);
@@ -188,15 +195,13 @@ TEST_CASE("pieces of random runs cover all pairs that the mask allows once, and 
         for (std::int64_t i = 0; i < p.queries.length; ++i)
           for (std::int64_t j = 0; j < p.keys.length; ++j) {
             if (!visible(p.queries.position + i, p.keys.position + j, mask)) continue;
-            ++covered[{p.queries.at + i, p.keys.at + j}];
+            ++covered.at(pair_of(p.queries.at + i, p.keys.at + j));
             ++some;
           }
         CHECK(some > 0);  // every kernel call computes something
       }
-      std::map<std::pair<std::int64_t, std::int64_t>, int> expected;
       for (const auto& [q_at, q] : q_places)
-        for (const auto& [k_at, k] : k_places)
-          if (visible(q, k, mask)) expected[{q_at, k_at}] = 1;
+        for (const auto& [k_at, k] : k_places) expected.at(pair_of(q_at, k_at)) = visible(q, k, mask);
       CHECK(covered == expected);
 
       std::size_t seeing = 0;

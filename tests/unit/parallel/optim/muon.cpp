@@ -169,12 +169,7 @@ void check_all(const two& mesh, const muon_options& options, const run_of_steps&
 }
 
 std::string said_by(const muon_options& o) {
-  try {
-    const muon<float> one(o);
-  } catch (const error& e) {
-    return e.what();
-  }
-  return {};
+  return text_thrown_by([&] { const muon<float> one(o); });
 }
 
 }  // namespace
@@ -236,27 +231,20 @@ TEST_CASE("options out of range are refused by name") {
 
 TEST_CASE("updates out of order are refused by name") {
   const auto failure_of = [](bool begun, int updates) {
-    std::string text;
-    try {
-      dim_sizes sizes;
-      sizes.set(dim_of<grid_rows>, 4), sizes.set(dim_of<grid_columns>, 2);
-      on_mesh(two{1, 1}, sizes, 1, [&](const context<cpu>& ctx) {
-        const layout whole = layout_v<spec<grid_rows, grid_columns>>;
-        muon<double> optimizer;
-        if (begun) optimizer.begin_step(ctx, 0.1);
-        for (int i = 0; i < updates; ++i) {
-          parameter<double, cpu> p(ctx, {"up.weight", {4, 2}, {}}, whole, whole,
-                                   layout_v<spec<batch, invariant<dp, tp>>>);
-          p.zero_gradient(ctx);
-          optimizer.update(ctx, p.reduce(ctx));
-        }
-      });
-    } catch (const error& e) {
-      text = e.what();
-    }
-    return text;
+    const dim_sizes sizes = sizes_of<grid_rows, grid_columns>(4, 2);
+    return error_on_mesh(two{1, 1}, sizes, 1, [&](const context<cpu>& ctx) {
+      const layout whole = layout_v<spec<grid_rows, grid_columns>>;
+      muon<double> optimizer;
+      if (begun) optimizer.begin_step(ctx, 0.1);
+      for (int i = 0; i < updates; ++i) {
+        parameter<double, cpu> p(ctx, {"up.weight", {4, 2}, {}}, whole, whole,
+                                 layout_v<spec<batch, invariant<dp, tp>>>);
+        p.zero_gradient(ctx);
+        optimizer.update(ctx, p.reduce(ctx));
+      }
+    });
   };
   CHECK(failure_of(true, 1) == "");
-  CHECK(failure_of(false, 1).find("muon: begin_step comes before the first update") != std::string::npos);
-  CHECK(failure_of(true, 2).find("muon: up.weight is updated twice in one step") != std::string::npos);
+  CHECK(has(failure_of(false, 1), "muon: begin_step comes before the first update"));
+  CHECK(has(failure_of(true, 2), "muon: up.weight is updated twice in one step"));
 }
