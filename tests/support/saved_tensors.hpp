@@ -98,6 +98,38 @@ struct own_tensors {
   box part_;
 };
 
+/// One of the ranks that save tensors of their own to "steps".
+struct saving_rank {
+  const context<cpu>& ctx;
+  any_communicator& ranks;
+  own_tensors mine;
+  checkpoint_saver saver;
+  file_system& files;
+
+  std::vector<finished_save> save(std::uint64_t step) { return saver.save(ctx, step, {.tensors = mine.held()}); }
+  std::vector<finished_save> finished() { return saver.finished(ctx.device); }
+  std::vector<finished_save> wait() { return saver.wait(ctx.device); }
+  int rank() const { return ranks.rank(); }
+  /// Returns after all ranks have called it.
+  void meet() { all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum); }
+  /// Loads a step into other tensors, which must be those of the seed.
+  void check_load(const std::string& path, std::uint64_t seed) {
+    own_tensors other(ctx, 0);
+    load_tensors(ctx, ranks, path, {.tensors = other.held()}, files);
+    CHECK(other == own_tensors(ctx, seed));
+  }
+};
+
+/// Calls body(saving_rank&) on dp x tp ranks, whose tensors have the seed 1.
+inline void on_savers(std::pair<int, int> mesh, file_system& files, saver_options how,
+                      const std::function<void(saving_rank&)>& body) {
+  how.directory = "steps";
+  on_ranks(mesh, [&](const context<cpu>& ctx, any_communicator& ranks) {
+    saving_rank rank{ctx, ranks, own_tensors(ctx, 1), checkpoint_saver(ctx.device, ranks, how, files), files};
+    body(rank);
+  });
+}
+
 inline std::vector<std::uint64_t> steps_in(file_system& files, const std::string& root) {
   std::vector<std::uint64_t> steps;
   for (const committed_step& s : list_steps(files, root).committed) steps.push_back(s.step);

@@ -20,17 +20,16 @@ using namespace plait::test;
 
 TEST_CASE("a save has the state at its call, in every rank's part, and reports its cost") {
   memory_file_system files;
-  on_ranks({2, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 3);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
-    CHECK(saver
-              .save(ctx, 3,
+  on_savers({2, 2}, files, {}, [&](saving_rank& r) {
+    r.mine.fill(3);
+    CHECK(r.saver
+              .save(r.ctx, 3,
                     {.scalars = {{"seed", std::int64_t{5}}, {"loss", 2.5}, {"note", std::string("text")}},
                      .blobs = {{"tokenizer", "a b"}, {"none", ""}},
-                     .tensors = mine.held()})
+                     .tensors = r.mine.held()})
               .empty());
-    mine.fill(4);  // training continues
-    const auto ended = saver.wait(ctx.device);
+    r.mine.fill(4);  // training continues
+    const auto ended = r.wait();
     CHECK(ended.size() == 1);
     CHECK(ended.at(0).step == 3);
     CHECK(ended.at(0).failure == "");
@@ -38,13 +37,15 @@ TEST_CASE("a save has the state at its call, in every rank's part, and reports i
     CHECK(ended.at(0).stall >= 0);
     CHECK(ended.at(0).background > 0);
     // Every element is written once, and ranks with equal elements share the work.
-    const double bytes = all_reduce_scalar(ctx.device, ranks, static_cast<double>(ended.at(0).bytes), reduce_op::sum);
+    const double bytes =
+        all_reduce_scalar(r.ctx.device, r.ranks, static_cast<double>(ended.at(0).bytes), reduce_op::sum);
     CHECK(bytes == own_tensors::all_bytes + 3);
-    const double most = all_reduce_scalar(ctx.device, ranks, static_cast<double>(ended.at(0).bytes), reduce_op::max);
+    const double most =
+        all_reduce_scalar(r.ctx.device, r.ranks, static_cast<double>(ended.at(0).bytes), reduce_op::max);
     CHECK(most <= bytes / 4 + 16);
 
-    own_tensors other(ctx, 0);
-    const loaded_state loaded = load_tensors(ctx, ranks, "steps", {.tensors = other.held()}, files);
+    own_tensors other(r.ctx, 0);
+    const loaded_state loaded = load_tensors(r.ctx, r.ranks, "steps", {.tensors = other.held()}, files);
     CHECK(loaded.step == 3);
     CHECK(loaded.path == "steps/step-00000003");
     CHECK(loaded.scalar<std::int64_t>("seed") == 5);
@@ -54,7 +55,7 @@ TEST_CASE("a save has the state at its call, in every rank's part, and reports i
     CHECK(loaded.blob("none") == "");
     CHECK_ERROR(loaded.blob("some"), "has no blob 'some'");
     CHECK_ERROR(loaded.scalar<double>("seed"), "has no scalar 'seed' of this type");
-    CHECK(other == own_tensors(ctx, 3));
+    CHECK(other == own_tensors(r.ctx, 3));
   });
   CHECK(verify_step(files, "steps/step-00000003").empty());
 }
@@ -62,37 +63,31 @@ TEST_CASE("a save has the state at its call, in every rank's part, and reports i
 TEST_CASE("two saves are in flight at once, and a third waits for the first") {
   memory_file_system disk;
   gated_files files(disk);  // data files wait at the gate
-  on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 1);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
-    saver.save(ctx, 1, {.tensors = mine.held()});
-    mine.fill(2);
-    saver.save(ctx, 2, {.tensors = mine.held()});
-    mine.fill(3);
-    CHECK_FALSE(saver.has_finished_save());
-    CHECK(saver.finished(ctx.device).empty());  // the gate is closed, and the call does not wait
+  on_savers({2, 1}, files, {}, [&](saving_rank& r) {
+    r.save(1);
+    r.mine.fill(2);
+    r.save(2);
+    r.mine.fill(3);
+    CHECK_FALSE(r.saver.has_finished_save());
+    CHECK(r.finished().empty());  // the gate is closed, and the call does not wait
     std::thread opener;
-    if (ranks.rank() == 0) {
+    if (r.rank() == 0) {
       opener = std::thread([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(30));
         files.open_gate();
       });
     }
-    const auto first = saver.save(ctx, 3, {.tensors = mine.held()});
+    const auto first = r.save(3);
     CHECK(first.size() >= 1);
     CHECK(first.at(0).step == 1);
-    while (ranks.rank() == 0 && !saver.has_finished_save()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (ranks.rank() == 1) CHECK_FALSE(saver.has_finished_save());  // only rank 0, which commits, knows
-    all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
-    CHECK(saver.finished(ctx.device).size() >= 1);
-    saver.wait(ctx.device);
-    CHECK_FALSE(saver.has_finished_save());
+    while (r.rank() == 0 && !r.saver.has_finished_save()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (r.rank() == 1) CHECK_FALSE(r.saver.has_finished_save());  // only rank 0, which commits, knows
+    r.meet();
+    CHECK(r.finished().size() >= 1);
+    r.wait();
+    CHECK_FALSE(r.saver.has_finished_save());
     if (opener.joinable()) opener.join();
-    for (std::uint64_t step = 1; step <= 3; ++step) {
-      own_tensors other(ctx, 0);
-      load_tensors(ctx, ranks, "steps/" + step_name(step), {.tensors = other.held()}, files);
-      CHECK(other == own_tensors(ctx, step));
-    }
+    for (std::uint64_t step = 1; step <= 3; ++step) r.check_load("steps/" + step_name(step), step);
   });
 }
 
@@ -112,36 +107,31 @@ TEST_CASE("saves start while others end") {
 
 TEST_CASE("the newest, every n-th and the best step stay") {
   memory_file_system files;
-  on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 1);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .keep = {.last = 2, .every = 4}}, files);
+  on_savers({1, 2}, files, {.keep = {.last = 2, .every = 4}}, [&](saving_rank& r) {
     for (std::uint64_t step = 1; step <= 7; ++step) {
-      if (step == 2) saver.keep_best(2);
-      saver.save(ctx, step, {.tensors = mine.held()});
+      if (step == 2) r.saver.keep_best(2);
+      r.save(step);
     }
-    saver.wait(ctx.device);
+    r.wait();
   });
   CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{7, 6, 4, 2});
 }
 
 TEST_CASE("all ranks get the same error for an existing step, a directory in use, and a rank that never writes") {
   auto& files = never_destroyed<memory_file_system>();
-  on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 1);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
-    saver.save(ctx, 1, {.tensors = mine.held()});
-    saver.wait(ctx.device);
-    CHECK_ERROR(saver.save(ctx, 1, {.tensors = mine.held()}), "step 1 is not saved", "step 1 is in 'steps' already");
-    CHECK_ERROR(checkpoint_saver(ctx.device, ranks, {.directory = "steps"}, files), "another writer");
-    CHECK_ERROR(checkpoint_saver(ctx.device, ranks, {.directory = "absent/steps"}, files), "absent");
+  on_savers({2, 1}, files, {}, [&](saving_rank& r) {
+    r.save(1);
+    r.wait();
+    CHECK_ERROR(r.save(1), "step 1 is not saved", "step 1 is in 'steps' already");
+    CHECK_ERROR(checkpoint_saver(r.ctx.device, r.ranks, {.directory = "steps"}, files), "another writer");
+    CHECK_ERROR(checkpoint_saver(r.ctx.device, r.ranks, {.directory = "absent/steps"}, files), "absent");
   });
   auto& gated = never_destroyed<gated_files>(files);
   gated.only("w00001");
-  on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 2);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 3}, gated);
-    saver.save(ctx, 2, {.tensors = mine.held()});
-    const auto ended = saver.wait(ctx.device);
+  on_savers({2, 1}, gated, {.deadline = 3}, [&](saving_rank& r) {
+    r.mine.fill(2);
+    r.save(2);
+    const auto ended = r.wait();
     gated.open_gate();
     REQUIRE(ended.size() == 1);
     CHECK(contains(ended[0].failure, "rank 1"));  // either rank 0 waited for rank 1, or rank 1 reports that it is stuck
@@ -167,38 +157,34 @@ TEST_CASE("a directory on a disk of one host only is refused before a save") {
 
 TEST_CASE("the best committed step stays until another is the best") {
   memory_file_system files;
-  on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 1);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .keep = {.last = 1}}, files);
+  on_savers({1, 2}, files, {.keep = {.last = 1}}, [&](saving_rank& r) {
     const auto save = [&](std::uint64_t step) {
-      saver.save(ctx, step, {.tensors = mine.held()});
-      CHECK(saver.wait(ctx.device).at(0).failure == "");
+      r.save(step);
+      CHECK(r.wait().at(0).failure == "");
       return steps_in(files, "steps");
     };
-    saver.keep_best(1);
+    r.saver.keep_best(1);
     save(1);
     CHECK(save(2) == std::vector<std::uint64_t>{2, 1});
-    saver.keep_best(9);  // step 9 is never committed, as if its save had failed
+    r.saver.keep_best(9);  // step 9 is never committed, as if its save had failed
     CHECK(save(3) == std::vector<std::uint64_t>{3, 1});
-    saver.keep_best(4);
+    r.saver.keep_best(4);
     CHECK(save(4) == std::vector<std::uint64_t>{4});
-    all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
+    r.meet();
     // A save that is in flight when the best step changes removes steps by the best one at its start.
-    saver.save(ctx, 5, {.tensors = mine.held()});
-    saver.keep_best(6);
-    saver.save(ctx, 6, {.tensors = mine.held()});
-    saver.wait(ctx.device);
+    r.save(5);
+    r.saver.keep_best(6);
+    r.save(6);
+    r.wait();
     CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{6});
   });
   // A later job starts with the best step of the previous one.
-  on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 1);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .keep = {.last = 1}}, files);
-    saver.begin_with_best(6);
+  on_savers({1, 2}, files, {.keep = {.last = 1}}, [&](saving_rank& r) {
+    r.saver.begin_with_best(6);
     for (const std::uint64_t step : {7, 8}) {
-      saver.keep_best(9);  // its save fails
-      saver.save(ctx, step, {.tensors = mine.held()});
-      saver.wait(ctx.device);
+      r.saver.keep_best(9);  // its save fails
+      r.save(step);
+      r.wait();
       CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{step, 6});
     }
   });
@@ -210,37 +196,33 @@ TEST_CASE("a call of the file system that hangs is an error after the deadline")
     auto& disk = never_destroyed<memory_file_system>();
     auto& files = never_destroyed<gated_files>(disk);
     files.only(stuck);
-    on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-      own_tensors mine(ctx, 1);
-      checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 3}, files);
-      saver.save(ctx, 1, {.tensors = mine.held()});
-      saver.save(ctx, 2, {.tensors = mine.held()});
+    on_savers({2, 1}, files, {.deadline = 3}, [&](saving_rank& r) {
+      r.save(1);
+      r.save(2);
       // The call returns although the gate is closed, and reports the earlier save.
-      CHECK_ERROR(saver.save(ctx, 3, {.tensors = mine.held()}), "step 3 is not saved", "stuck in a call of the file");
-      CHECK(saver.has_finished_save());
-      const auto ended = saver.wait(ctx.device);
+      CHECK_ERROR(r.save(3), "step 3 is not saved", "stuck in a call of the file");
+      CHECK(r.saver.has_finished_save());
+      const auto ended = r.wait();
       REQUIRE(ended.size() == 2);
       for (const finished_save& s : ended) {
         CHECK(contains(s.failure, "saver_options::deadline"));
         CHECK(contains(s.failure, stuck == "w00000" ? "writing its file" : "rank 1"));
-        CHECK(broadcast_text(ctx.device, ranks, s.failure) == s.failure);
+        CHECK(broadcast_text(r.ctx.device, r.ranks, s.failure) == s.failure);
       }
-      all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
+      r.meet();
       files.open_gate();
       // The file system responds again, and saves succeed again.
       bool saved = false;
       for (int i = 0; i < 400 && !saved; ++i) {
         try {
-          saver.save(ctx, 3, {.tensors = mine.held()});
-          saved = saver.wait(ctx.device).at(0).failure.empty();  // a busy machine may need longer than the deadline
+          r.save(3);
+          saved = r.wait().at(0).failure.empty();  // a busy machine may need longer than the deadline
         } catch (const error&) {
           std::this_thread::sleep_for(std::chrono::milliseconds(5));
         }
       }
       REQUIRE(saved);
-      own_tensors other(ctx, 0);
-      load_tensors(ctx, ranks, "steps", {.tensors = other.held()}, files);
-      CHECK(other == mine);
+      r.check_load("steps", 1);
     });
     CHECK(steps_in(disk, "steps") == std::vector<std::uint64_t>{3});
     CHECK(list_steps(disk, "steps").leftovers.empty());
@@ -251,14 +233,10 @@ TEST_CASE("a program that ends waits for a hanging call of the file system only 
   auto& disk = never_destroyed<memory_file_system>();
   auto& files = never_destroyed<gated_files>(disk);
   std::atomic<bool> ending = false;
-  on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 1);
-    checkpoint_saver saver(ctx.device, ranks,
-                           {.directory = "steps", .is_ending = [&] { return ending.load(); }, .ending_deadline = 0.2},
-                           files);
-    saver.save(ctx, 1, {.tensors = mine.held()});
+  on_savers({2, 1}, files, {.is_ending = [&] { return ending.load(); }, .ending_deadline = 0.2}, [&](saving_rank& r) {
+    r.save(1);
     ending = true;
-    CHECK(contains(saver.wait(ctx.device).at(0).failure, "for more than 0.2 s in one call of the file system"));
+    CHECK(contains(r.wait().at(0).failure, "for more than 0.2 s in one call of the file system"));
   });
   files.open_gate();
 }
@@ -266,11 +244,7 @@ TEST_CASE("a program that ends waits for a hanging call of the file system only 
 TEST_CASE("a saver ends although a call of the file system hangs") {
   auto& disk = never_destroyed<memory_file_system>();
   auto& files = never_destroyed<gated_files>(disk);
-  on_ranks({1, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 1);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 0.2}, files);
-    saver.save(ctx, 1, {.tensors = mine.held()});
-  });
+  on_savers({1, 1}, files, {.deadline = 0.2}, [](saving_rank& r) { r.save(1); });
   files.open_gate();
 }
 
@@ -288,18 +262,16 @@ TEST_CASE("if any operation fails, all ranks get the same error, older steps sta
       if (deferred) files.defer_writes();
       bool reached = false;
       std::atomic<int> failed_ranks = 0, warned = 0;
-      on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-        own_tensors mine(ctx, 1);
-        checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
-        saver.save(ctx, 1, {.tensors = mine.held()});
-        saver.wait(ctx.device);
-        if (ranks.rank() == 0) files.fail_at(files.operations() + n, kind);
-        all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
-        mine.fill(2);
+      on_savers({1, 2}, files, {}, [&](saving_rank& r) {
+        r.save(1);
+        r.wait();
+        if (r.rank() == 0) files.fail_at(files.operations() + n, kind);
+        r.meet();
+        r.mine.fill(2);
         std::string why;
         try {
-          saver.save(ctx, 2, {.tensors = mine.held()});
-          const auto ended = saver.wait(ctx.device);
+          r.save(2);
+          const auto ended = r.wait();
           REQUIRE(ended.size() == 1);
           why = ended[0].failure;
           if (!ended[0].warning.empty()) ++warned;
@@ -307,22 +279,18 @@ TEST_CASE("if any operation fails, all ranks get the same error, older steps sta
           why = e.what();
         }
         if (!why.empty()) ++failed_ranks;
-        const std::string zero = broadcast_text(ctx.device, ranks, why);
+        const std::string zero = broadcast_text(r.ctx.device, r.ranks, why);
         CHECK(zero == why);
-        all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
-        if (ranks.rank() == 0) {
+        r.meet();
+        if (r.rank() == 0) {
           reached = files.fault_happened();
           files.fail_at(0, kind);  // the save made fewer operations
         }
-        all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
-        mine.fill(3);
-        saver.save(ctx, 3, {.tensors = mine.held()});
-        CHECK(saver.wait(ctx.device).at(0).failure == "");
-        for (const std::uint64_t step : {1, 3}) {
-          own_tensors other(ctx, 0);
-          load_tensors(ctx, ranks, "steps/" + step_name(step), {.tensors = other.held()}, files);
-          CHECK(other == own_tensors(ctx, step));
-        }
+        r.meet();
+        r.mine.fill(3);
+        r.save(3);
+        CHECK(r.wait().at(0).failure == "");
+        for (const std::uint64_t step : {1, 3}) r.check_load("steps/" + step_name(step), step);
       });
       CAPTURE(n);
       const bool there = steps_in(files, "steps") == std::vector<std::uint64_t>{3, 2, 1};
@@ -340,16 +308,14 @@ TEST_CASE("a crash at any operation of a save of two ranks leaves the new step o
   memory_file_system disk;
   watched_files files(disk);
   std::size_t newer = 0, older = 0;
-  on_ranks({2, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 1);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
-    saver.save(ctx, 1, {.tensors = mine.held()});
-    saver.wait(ctx.device);
-    mine.fill(2);
-    if (ranks.rank() == 0) files.watch();
-    all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
-    saver.save(ctx, 2, {.tensors = mine.held()});
-    saver.wait(ctx.device);
+  on_savers({2, 1}, files, {}, [&](saving_rank& r) {
+    r.save(1);
+    r.wait();
+    r.mine.fill(2);
+    if (r.rank() == 0) files.watch();
+    r.meet();
+    r.save(2);
+    r.wait();
   });
   REQUIRE(files.crashes().size() > 100);
   for (const auto& after : files.crashes()) {
@@ -377,22 +343,20 @@ TEST_CASE("a crash at any operation of a save of two ranks leaves the new step o
 TEST_CASE("removal compares every byte of a step that stays, and removes nothing if none is complete") {
   memory_file_system disk;
   damaging_files files(disk);
-  on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 1);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .keep = {.last = 1}}, files);
-    saver.save(ctx, 1, {.tensors = mine.held()});
-    CHECK(saver.wait(ctx.device).at(0).warning == "");
-    if (ranks.rank() == 0) files.damage(2, true);
-    all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
-    saver.save(ctx, 2, {.tensors = mine.held()});
-    const finished_save second = saver.wait(ctx.device).at(0);
+  on_savers({1, 2}, files, {.keep = {.last = 1}}, [&](saving_rank& r) {
+    r.save(1);
+    CHECK(r.wait().at(0).warning == "");
+    if (r.rank() == 0) files.damage(2, true);
+    r.meet();
+    r.save(2);
+    const finished_save second = r.wait().at(0);
     CHECK(second.failure == "");
-    if (ranks.rank() == 0) CHECK(contains(second.warning, "has another checksum than when it was written"));
-    if (ranks.rank() == 0) CHECK(contains(second.damage, "has another checksum than when it was written"));
+    if (r.rank() == 0) CHECK(contains(second.warning, "has another checksum than when it was written"));
+    if (r.rank() == 0) CHECK(contains(second.damage, "has another checksum than when it was written"));
     CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{2, 1});
-    all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
-    saver.save(ctx, 3, {.tensors = mine.held()});
-    const finished_save third = saver.wait(ctx.device).at(0);
+    r.meet();
+    r.save(3);
+    const finished_save third = r.wait().at(0);
     CHECK(third.warning == "");
     CHECK(third.damage == "");
     CHECK(steps_in(files, "steps") == std::vector<std::uint64_t>{3});
@@ -403,21 +367,19 @@ TEST_CASE("before a removal no rank reads a whole step again if all ranks have r
   memory_file_system disk;
   damaging_files damaged(disk);
   counting_files files(damaged);
-  on_ranks({1, 2}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 1);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .keep = {.last = 2}}, files);
-    const auto own = static_cast<std::uint32_t>(ranks.rank());
+  on_savers({1, 2}, files, {.keep = {.last = 2}}, [&](saving_rank& r) {
+    const auto own = static_cast<std::uint32_t>(r.rank());
     for (std::uint64_t step = 1; step <= 8; ++step) {
-      if (step == 5 && ranks.rank() == 0) damaged.damage(5);
-      all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
-      saver.save(ctx, step, {.tensors = mine.held()});
-      const finished_save done = saver.wait(ctx.device).at(0);
+      if (step == 5 && r.rank() == 0) damaged.damage(5);
+      r.meet();
+      r.save(step);
+      const finished_save done = r.wait().at(0);
       CHECK(done.failure == "");
       CHECK(done.warning == "");
       const int times = step == 6 ? 2 : 1;
       for (int i = 0; i < 24000 && files.closed(step, own) < times; ++i)  // up to two minutes, for a very slow machine
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      all_reduce_scalar(ctx.device, ranks, 0.0, reduce_op::sum);
+      r.meet();
     }
   });
   CHECK(steps_in(disk, "steps") == std::vector<std::uint64_t>{8, 7});
@@ -466,11 +428,9 @@ TEST_CASE("files of a failed save are removed, even if another rank adds some me
   memory_file_system disk;
   crossing_files crossing(disk);
   failing_files files(crossing, 0);
-  on_ranks({1, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 1);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
-    saver.save(ctx, 1, {.tensors = mine.held()});
-    CHECK(contains(saver.wait(ctx.device).at(0).failure, "no space"));
+  on_savers({1, 1}, files, {}, [&](saving_rank& r) {
+    r.save(1);
+    CHECK(contains(r.wait().at(0).failure, "no space"));
     CHECK(list_steps(disk, "steps").leftovers.empty());
   });
   CHECK(crossing.has_met());
@@ -493,16 +453,14 @@ TEST_CASE("training does not wait for ranks that are still writing after another
   gated_files files(static_cast<file_system&>(second));
   second.only("w00001");
   files.only("w00000");
-  on_ranks({3, 1}, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 1);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps", .deadline = 60}, files);
-    saver.save(ctx, 1, {.tensors = mine.held()});
-    while (ranks.rank() == 2 && !saver.has_finished_save()) std::this_thread::yield();
-    CHECK(saver.finished(ctx.device).empty());
+  on_savers({3, 1}, files, {.deadline = 60}, [&](saving_rank& r) {
+    r.save(1);
+    while (r.rank() == 2 && !r.saver.has_finished_save()) std::this_thread::yield();
+    CHECK(r.finished().empty());
     files.open_gate();
     while (!list_steps(disk, "steps").leftovers.empty()) std::this_thread::yield();
     second.open_gate();
-    const auto ended = saver.wait(ctx.device);
+    const auto ended = r.wait();
     REQUIRE(ended.size() == 1);
     CHECK(contains(ended[0].failure, "rank 2: "));
     CHECK(contains(ended[0].failure, "no space"));
