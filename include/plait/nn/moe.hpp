@@ -502,8 +502,9 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     layout placed;
     std::vector<std::int64_t> shape;
     for (const dim_placement& p : used.dims) placed.dims.push_back(p), shape.push_back(ctx.sizes.of(p.dim));
-    return std::make_shared<parameter<Precision, Device>>(
-        ctx, parameter_info{std::move(name), std::move(shape), how_.init, true}, placed, placed, met);
+    parameter_info info{std::move(name), std::move(shape), how_.init};
+    info.stack = true;
+    return std::make_shared<parameter<Precision, Device>>(ctx, std::move(info), placed, placed, met);
   }
   /// Freezes a stack of weights and adds an adapter to it, if there is one.
   void adapt(const context<Device>& ctx, typename adapters::which i, parameter<Precision, Device>& p,

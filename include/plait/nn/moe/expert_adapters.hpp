@@ -65,10 +65,11 @@ class expert_adapter {
     context<Device> sized{ctx.device, ctx.ranks, ctx.sizes, ctx.seed};
     sized.sizes.set(dim_of<rank_dim>, rank_);
     const std::int64_t all = weight.shape[0];
-    a_ = std::make_shared<parameter>(
-        sized, parameter_info{name + ".lora_A.weight", {all, rank_, weight.shape[2]}, how.init, true}, d.a, d.a, rows);
-    parameter_info second{name + ".lora_B.weight", {all, weight.shape[1], rank_}, {0, 0}, true};
+    parameter_info first{name + ".lora_A.weight", {all, rank_, weight.shape[2]}, how.init},
+        second{name + ".lora_B.weight", {all, weight.shape[1], rank_}, {0, 0}};
+    first.stack = second.stack = true;
     second.adapter_scale = scale_, second.adapter_matrices = all;
+    a_ = std::make_shared<parameter>(sized, std::move(first), d.a, d.a, rows);
     b_ = std::make_shared<parameter>(sized, std::move(second), d.b, d.b, d.hidden);
   }
 

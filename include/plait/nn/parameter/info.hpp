@@ -40,19 +40,23 @@ struct parameter_info {
   bool hidden_layer = true;
   double adapter_scale = 0;           ///< for an adapter's second matrix: the factor of the adapter's product
   std::int64_t adapter_matrices = 1;  ///< also for an adapter: how many stacked weights have their own adapters
+  bool stack = false;                 ///< whether the first dim of the shape counts matrices, such as those of experts
 };
 
-/// Whether a parameter is a matrix of a hidden layer, by its logical shape; Muon updates such matrices.
-/// `parameter_info::hidden_layer` excludes embeddings and heads. Norms, biases, and experts' weights in one parameter
-/// are not matrices.
-inline bool is_hidden_matrix(const parameter_info& info) { return info.hidden_layer && info.shape.size() == 2; }
+/// Whether a parameter is a matrix of a hidden layer or a stack of such matrices, by its logical shape; Muon updates
+/// them. `parameter_info::hidden_layer` excludes embeddings and heads. Norms and biases are not matrices.
+inline bool is_hidden_matrix(const parameter_info& info) {
+  return info.hidden_layer && info.shape.size() == (info.stack ? 3 : 2);
+}
 
 /// Returns the relative cost of a parameter's update if one rank updates it. For a matrix that is orthogonalised this
 /// is rows x columns x min(rows, columns); for others it is negligible.
 inline double update_cost(const parameter_info& info) {
   double cost = 1;
   for (const std::int64_t extent : info.shape) cost *= static_cast<double>(extent);
-  return is_hidden_matrix(info) ? cost * static_cast<double>(std::min(info.shape[0], info.shape[1])) : cost;
+  if (!is_hidden_matrix(info)) return cost;
+  const std::size_t last = info.shape.size() - 1;
+  return cost * static_cast<double>(std::min(info.shape[last - 1], info.shape[last]));
 }
 
 namespace detail {

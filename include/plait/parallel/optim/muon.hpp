@@ -213,8 +213,8 @@ class matrix_owners {
 };
 
 /// Muon (Jordan et al. 2024; Liu et al. 2025, arXiv 2502.16982) with decoupled weight decay, on the matrices of hidden
-/// layers (`is_hidden_matrix`), and AdamW on all other parameters. It keeps one moment per matrix, in the stored
-/// layout.
+/// layers (`is_hidden_matrix`), and AdamW on all other parameters. Each matrix of a stack has an update of its own, as
+/// each expert's does. It keeps one moment per matrix, in the stored layout.
 ///
 /// Ranks that store parts of matrices share the work: each matrix has one owner, which makes it orthogonal and returns
 /// the parts. Ranks with whole copies, such as along dp, each do all of the work. All ranks of a stage must update
@@ -277,7 +277,7 @@ class muon {
   /// Makes the checks of `prepare`.
   void check_cut(const context<Device>& ctx, const parameter<Precision, Device>& p) const {
     if (!is_hidden_matrix(p.info())) return others_.check_cut(ctx, p);
-    const axis_list axes = sharding_axes(p.stored(), ctx.ranks.shape());
+    const axis_list axes = sharding_axes(layout_of_matrix(p), ctx.ranks.shape());
     if (!axes.empty()) static_cast<void>(ctx.ranks.group(axes));
     const std::int64_t n = p.slice().size();
     if (n != 0 && n != p.size())
@@ -321,7 +321,7 @@ class muon {
     std::vector<matrix> all;
     std::vector<std::string> names;
     for (const reduced& g : matrices) {
-      all.push_back(describe(ctx, g));
+      describe(ctx, g, all);
       names.push_back(g.parameter().name());
     }
     auto known = shared_out_.find(names);
@@ -348,22 +348,36 @@ class muon {
     matrix_owners owners;
   };
 
-  matrix describe(const context<Device>& ctx, const reduced& g) {
+  /// The number of a parameter's matrices on this rank.
+  static std::int64_t matrices_of(const parameter<Precision, Device>& p) {
+    return p.info().stack ? p.part().local[0] : 1;
+  }
+  /// The layout of each of a parameter's matrices.
+  static layout layout_of_matrix(const parameter<Precision, Device>& p) {
+    layout one = p.stored();
+    if (p.info().stack) one.dims.erase(0);
+    return one;
+  }
+  /// Adds the matrices of a parameter on this rank to `all`.
+  void describe(const context<Device>& ctx, const reduced& g, std::vector<matrix>& all) {
     auto& p = g.parameter();
     const G* const gradient = g.data();
     const auto target = p.begin_update();
     std::byte* const momentum = momenta_.update(ctx, p.name(), p.size(), momentum_bytes(p.size()), p.array());
-    const std::int64_t rows = p.info().shape[0], columns = p.info().shape[1];
+    const std::size_t last = p.info().shape.size() - 1;
+    const std::int64_t rows = p.info().shape[last - 1], columns = p.info().shape[last];
+    const std::int64_t size = p.size() / matrices_of(p);
     const double rate = options_.learning_rate_ratio;
-    return {gradient,
-            momentum,
-            target.master,
-            target.rounded,
-            columns,
-            p.size(),
-            rate * scale_of(options_.scale, rows, columns),
-            p.info().decays ? rate * options_.weight_decay : 0.0,
-            {kernels::run_map::of(p.part()), 0, p.stream_of(p.name())}};
+    for (std::int64_t at = 0; at < p.size(); at += size)
+      all.push_back({gradient + at,
+                     momentum + momentum_bytes(at),
+                     target.master + at,
+                     target.rounded ? target.rounded + at : nullptr,
+                     columns,
+                     size,
+                     rate * scale_of(options_.scale, rows, columns),
+                     p.info().decays ? rate * options_.weight_decay : 0.0,
+                     {kernels::run_map::of(p.part()), at, p.stream_of(p.name())}});
   }
   /// Notes this rank's momentum for comparison, except in the first step, when it is zero.
   void note_momentum(const context<Device>& ctx, const parameter<Precision, Device>& p) {
@@ -389,13 +403,17 @@ class muon {
       std::vector<stored_matrix> stored;
     };
     std::vector<part> parts;
-    for (std::size_t i = 0; i < matrices.size(); ++i) {
-      const auto& p = matrices[i].parameter();
-      const axis_list axes = sharding_axes(p.stored(), ctx.ranks.shape());
+    std::size_t index = 0;
+    for (const reduced& g : matrices) {
+      const auto& p = g.parameter();
+      const layout one_matrix = layout_of_matrix(p);
+      const axis_list axes = sharding_axes(one_matrix, ctx.ranks.shape());
       auto at = std::find_if(parts.begin(), parts.end(), [&](const part& one) { return one.axes == axes; });
       if (at == parts.end()) at = parts.insert(parts.end(), {axes, {}, {}});
-      at->members.push_back(i);
-      at->stored.push_back({p.stored(), p.sizes(), update_cost(p.info())});
+      for (std::int64_t i = 0; i < matrices_of(p); ++i) {
+        at->members.push_back(index++);
+        at->stored.push_back({one_matrix, p.sizes(), update_cost(p.info())});
+      }
     }
     std::vector<group> groups;
     for (const part& one : parts)

@@ -33,12 +33,12 @@ struct tested {
   const char* name;
   std::vector<std::int64_t> shape;
   layout stored;
-  bool decays = true, hidden_layer = true;
-  bool by_muon() const { return hidden_layer && shape.size() == 2; }
+  bool decays = true, hidden_layer = true, stack = false;
+  bool by_muon() const { return hidden_layer && shape.size() == (stack ? 3 : 2); }
 };
 
 /// Matrices that are whole, sharded by either dim, by both, or by one dim over two axes; one whose three dims are two
-/// in its shape; and four parameters that AdamW updates.
+/// in its shape; stacks of matrices; and four parameters that AdamW updates.
 std::vector<tested> all_tested() {
   return {{"whole", {12, 8}, layout_v<spec<grid_rows, grid_columns>>},
           {"by rows", {12, 8}, layout_v<spec<shard<grid_rows, tp>, grid_columns>>, false},
@@ -49,7 +49,14 @@ std::vector<tested> all_tested() {
           {"over both", {8, 12}, layout_v<spec<shard<grid_columns, tp, dp>, grid_rows>>},
           {"over dp", {8, 12}, layout_v<spec<grid_columns, shard<grid_rows, dp>>>},
           {"a table", {12, 8}, layout_v<spec<shard<grid_rows, tp>, grid_columns>>, true, false},
-          {"experts", {4, 2, 8}, layout_v<spec<shard<heads, tp>, head_dim, grid_columns>>},
+          {"three dims", {4, 2, 8}, layout_v<spec<shard<heads, tp>, head_dim, grid_columns>>},
+          {"experts", {4, 12, 8}, layout_v<spec<shard<heads, tp>, grid_rows, grid_columns>>, true, true, true},
+          {"sharded experts",
+           {4, 8, 12},
+           layout_v<spec<shard<heads, dp>, grid_columns, shard<grid_rows, tp>>>,
+           true,
+           true,
+           true},
           {"a norm", {12}, layout_v<spec<grid_rows>>, false}};
 }
 
@@ -82,8 +89,10 @@ std::vector<std::vector<std::vector<double>>> train(const two& mesh, const muon_
       kernels::copy_box(ctx.device, whole.data(), from, to, part, part, sizeof(double));
     };
     for (const tested& t : list) {
-      auto& p = parameters.emplace_back(ctx, parameter_info{t.name, t.shape, {}, t.decays, false, t.hidden_layer},
-                                        t.stored, t.stored, layout_v<spec<batch, invariant<dp, tp>>>);
+      parameter_info info{t.name, t.shape, {}, t.decays, false, t.hidden_layer};
+      info.stack = t.stack;
+      auto& p =
+          parameters.emplace_back(ctx, std::move(info), t.stored, t.stored, layout_v<spec<batch, invariant<dp, tp>>>);
       put(t, p.value(), random_numbers(elements(t), 7));
     }
     muon<double> optimizer(options);
@@ -135,7 +144,15 @@ std::vector<std::vector<double>> expected(const muon_options& options, const run
       std::vector<double> g = random_numbers(elements(t), static_cast<unsigned>(100 * s + i));
       for (double& x : g) x *= 0.5;
       if (t.by_muon()) {
-        plain_muon_step(value, m, g, t.shape[0], t.shape[1], how.rates[s], mine);
+        const std::size_t last = t.shape.size() - 1;
+        const auto one = static_cast<std::size_t>(t.shape[last - 1] * t.shape[last]);
+        for (std::size_t at = 0; at < n; at += one) {
+          const auto part = [&](const std::vector<double>& of) { return std::vector(&of[at], &of[at] + one); };
+          std::vector<double> matrix = part(value), momentum = part(m);
+          plain_muon_step(matrix, momentum, part(g), t.shape[last - 1], t.shape[last], how.rates[s], mine);
+          std::copy(matrix.begin(), matrix.end(), &value[at]);
+          std::copy(momentum.begin(), momentum.end(), &m[at]);
+        }
       } else {
         const adamw_options& o = mine.adamw;
         for (std::size_t k = 0; k < n; ++k) {
