@@ -1,4 +1,4 @@
-// timeout: 300
+// timeout: 600
 // A Llama with experts, a shared expert and auxiliary losses equals one rank in double. Meshes are dp x ep x cp x tp of
 // up to 16 ranks. Tests every ZeRO level and every mode of recomputation, and pipelines.
 #include "plait/models/mixture_llama.hpp"
@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -90,9 +91,12 @@ double train_alone_loss(double limit) {
 
 }  // namespace
 
-TEST_CASE("all meshes of up to 16 ranks") {
-  model_setup how = setup(tiny_mixture());
-  auto make = maker<megatron_experts>(tiny_mixture());
+namespace {
+
+/// Compares all meshes of up to 16 ranks with one rank.
+void check_all_meshes(const llama_config& config, double limit) {
+  model_setup how = setup(config);
+  auto make = maker<megatron_experts>(config, {}, limit);
   findings found;
   const model_outcome one = train_alone(mesh_of(1, 1, 1, 1), how, make, found);
   int meshes = 0;
@@ -103,7 +107,7 @@ TEST_CASE("all meshes of up to 16 ranks") {
           if (d * e * c * t > 16 || d * e > 8) continue;
           how.parallel.parallel.level = d * e * c > 1 ? static_cast<zero_level>(meshes % 4) : zero_level::replicated;
           const auto keep = static_cast<recompute>(meshes / 4 % 3);
-          auto same = maker<megatron_experts>(tiny_mixture(), {keep});
+          auto same = maker<megatron_experts>(config, {keep}, limit);
           found.add(check_model_on(mesh_of(d, e, c, t), how, one, same), cat({d, " x ", e, " x ", c, " x ", t}));
           ++meshes;
         }
@@ -113,6 +117,13 @@ TEST_CASE("all meshes of up to 16 ranks") {
     found.add(check_model_on(mesh, how, one, make), describe(mesh));
   CHECK(found.text() == "");
   CHECK(meshes >= 40);
+}
+
+}  // namespace
+
+TEST_CASE("all meshes of up to 16 ranks, without a limit of rows") { check_all_meshes(tiny_mixture(), 0); }
+TEST_CASE("all meshes of up to 16 ranks, with a limit of rows, and a bias that each step changes") {
+  check_all_meshes(tiny_dots(), 1.0);
 }
 
 TEST_CASE("with a limit of rows, in original and in zigzag order") {
@@ -137,6 +148,60 @@ TEST_CASE("experts over the tensor-parallel axes, without a gate, with norms of 
   CHECK(check_model(mesh_of(1, 1, 1, 1), {mesh_of(1, 1, 1, 2), mesh_of(1, 2, 2, 2), mesh_of(2, 1, 1, 4)}, setup(config),
                     make)
             .text() == "");
+}
+
+namespace {
+
+/// Experts over ranks of data and of context parallelism, each whole on its rank.
+struct experts_over_dp_and_cp : megatron_experts {
+  using expert = shard<experts, dp, cp>;
+  using expert_feed_forward = ffn;
+};
+/// tp shards experts, and tp_rep the width of each: an expert is on fewer ranks than attention.
+struct experts_on_fewer_ranks : megatron_experts {
+  using expert = shard<experts, ep, tp>;
+  using expert_feed_forward = shard<ffn, tp_rep>;
+};
+
+}  // namespace
+
+TEST_CASE("experts over ranks of dp and cp, and experts sharded over fewer ranks than attention, at levels of ZeRO") {
+  model_setup how = setup(tiny_dots());
+  auto borrowed = maker<experts_over_dp_and_cp>(tiny_dots());
+  auto fewer = maker<experts_on_fewer_ranks>(tiny_dots());
+  findings found;
+  const model_outcome one = train_alone(mesh_of(1, 1, 1, 1), how, borrowed, found);
+  for (const zero_level level : {zero_level::replicated, zero_level::optimizer, zero_level::parameters}) {
+    how.parallel.parallel.level = level;
+    for (const mesh_shape& mesh : {mesh_of(2, 1, 1, 1), mesh_of(2, 2, 2, 1), mesh_of(1, 2, 4, 2)})
+      found.add(check_model_on(mesh, how, one, borrowed), "dp and cp");
+    for (const mesh_shape& mesh :
+         {megatron_experts::mesh{1, 2, 1, 2, 2}.shape(), megatron_experts::mesh{2, 1, 1, 2, 2}.shape()})
+      found.add(check_model_on(mesh, how, one, fewer), "fewer ranks");
+  }
+  CHECK(found.text() == "");
+}
+
+TEST_CASE("Muon for each matrix of an expert, and AdamW with moments of 8 bits") {
+  llama_config config = tiny_dots();
+  config.ffn = 16;  // so that the matrix of an expert is one block of 8-bit moments
+  model_setup how = setup(config);
+  auto make = maker<megatron_experts>(config);
+  const auto check = [&](const optimizer_options& optimizer, bucket_cut cut, std::initializer_list<mesh_shape> meshes) {
+    how.optimizer = optimizer, how.parallel = {}, how.steps = 3;
+    findings found;
+    const model_outcome one = train_alone(mesh_of(1, 1, 1, 1), how, make, found);
+    for (const zero_level level : {zero_level::replicated, zero_level::optimizer, zero_level::parameters}) {
+      how.parallel.parallel.level = level;
+      if (level != zero_level::replicated) how.parallel.cut = cut;
+      for (const mesh_shape& mesh : meshes)
+        found.add(check_model_on(mesh, how, one, make), cat({"ZeRO ", static_cast<int>(level)}));
+    }
+    CHECK(found.text() == "");
+  };
+  check(muon_options{}, bucket_cut::whole, {mesh_of(1, 2, 1, 2), mesh_of(2, 3, 1, 1), mesh_of(1, 2, 2, 4)});
+  check(adamw_options{.moments = moment_type::int8}, bucket_cut::blocks(256),
+        {mesh_of(1, 2, 1, 1), mesh_of(2, 4, 1, 1), mesh_of(1, 2, 2, 1)});
 }
 
 TEST_CASE("experts balanced by a bias and a loss over steps, which recomputation and microbatches do not change") {
@@ -208,6 +273,10 @@ TEST_CASE("pipelines with a stage without experts, and a balance over microbatch
       found.add(check_model_on(ranks.shape(), how, one, make, &plan), "pipeline");
   const schedule plan = make_schedule<one_f_one_b>(4, 4);
   found.add(check_model_on(whole{1, 4, 2, 1, 2, 1}.shape(), how, one, make, &plan), "four stages");
+  for (const schedule& other : {make_schedule<gpipe>(2, 4), make_schedule<interleaved<2>>(2, 4),
+                                make_schedule<zb_h1>(2, 4), make_schedule<zb_h2>(2, 4), make_schedule<v_half>(2, 4),
+                                make_schedule<v_min>(2, 4), make_schedule<dualpipe_v>(2, 4)})
+    found.add(check_model_on(whole{1, 2, 2, 1, 2, 1}.shape(), how, one, make, &other), "another schedule");
   CHECK(found.text() == "");
 }
 

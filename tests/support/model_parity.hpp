@@ -18,6 +18,7 @@
 #include "plait/core/text.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/parallel/executor.hpp"
+#include "plait/parallel/optim/chosen_optimizer.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/plan/dry_run.hpp"
@@ -136,7 +137,7 @@ struct model_setup {
   std::int64_t steps = 3;
   double learning_rate = 3e-3;
   double clip = 1.0;
-  adamw_options optimizer{};
+  optimizer_options optimizer{};
   /// The ZeRO level and the other choices of data parallelism on a mesh. One rank alone runs with none of them.
   pipeline_options parallel{};
   std::uint64_t seed = 2026;
@@ -226,7 +227,9 @@ step_plan predict_model(const mesh_shape& mesh, std::int64_t rank, const model_s
   const mesh_shape& stage = ranks.stage().shape();
   const context<counting_device> ctx{device, ranks.stage(), how.sizes(stage, how.batch / how.microbatches), how.seed};
   detail::made_model<counting_device, Make> model(ctx, ranks.along(), how, plan, make);
-  return dry_run_step(ctx, *model);
+  using stage_type = typename detail::made_model<counting_device, Make>::stage;
+  chosen_optimizer<typename stage_type::precision_type, counting_device> optimizer(how.optimizer);
+  return dry_run_step(ctx, *model, optimizer);
 }
 
 namespace detail {
@@ -263,7 +266,7 @@ model_outcome train_rank(pipeline_world& ranks, Device& device, const model_setu
   detail::made_model<Device, Make> made(ctx, ranks.along(), how, plan, make);
   auto& model = *made;
   using stage_type = typename std::remove_reference_t<decltype(model)>::stage_type;
-  adamw<typename stage_type::precision_type, Device> optimizer(how.optimizer);
+  chosen_optimizer<typename stage_type::precision_type, Device> optimizer(how.optimizer);
   initialize(ctx, model);
   model_outcome out;
   out.initial = gather_values(ctx, model);
