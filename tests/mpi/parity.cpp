@@ -80,12 +80,7 @@ void compare_pipeline(mpi::communicator& world_of_mpi, scenario s, std::int64_t 
   s.microbatches = plan.shape.microbatches;
   s.steps = 2;
   const rank_outcome one = train_one<double, megatron_sp>(s);
-  mesh_shape shape;
-  shape.add(axis_of<dp>, world_of_mpi.size() / pp_ranks / 2);
-  shape.add(axis_of<pp>, pp_ranks);
-  shape.add(axis_of<cp>, 1);
-  shape.add(axis_of<tp>, 2);
-  shape.add(axis_of<tp_rep>, 1);
+  const mesh_shape shape = pipeline_mesh{world_of_mpi.size() / pp_ranks / 2, pp_ranks, 2}.shape(s.config.kv_heads);
   pipeline_world ranks(shape, any_communicator(world_of_mpi));
   cpu device;
   const pipeline_outcome got = train_pipeline_rank<double, megatron_sp>(s, ranks, device, plan);

@@ -123,20 +123,15 @@ TEST_CASE("200 steps of two data ranks that send gradients in bf16 learn as one 
 
 TEST_CASE("two ranks of tp and cp in bf16 are near one rank, and those of dp, which sum in float, are nearer") {
   const scenario s = small_scenario();
-  const auto train_on = [&](std::int64_t dp_ranks, std::int64_t cp_ranks, std::int64_t tp_ranks) {
-    const megatron_sp::mesh mesh{dp_ranks, cp_ranks, tp_ranks, 1};
-    std::vector<rank_outcome> all(2);
-    threads::run(2, [&](threads::communicator c) {
-      world ranks(mesh.shape(), c);
-      cpu device;
-      all[static_cast<std::size_t>(ranks.rank())] = train_rank<bf16, megatron_sp>(s, ranks, device);
-    });
+  const auto run_on_two = [&](std::int64_t dp_ranks, std::int64_t cp_ranks, std::int64_t tp_ranks) {
+    std::vector<rank_outcome> all =
+        train_ranks<bf16, megatron_sp>(s, megatron_sp::mesh{dp_ranks, cp_ranks, tp_ranks, 1});
     CHECK(all[0].steps.back().loss == all[1].steps.back().loss);
     return all;
   };
-  for (const rank_outcome& r : train_on(1, 1, 2)) check_near(one_rank(), r);
-  for (const rank_outcome& r : train_on(1, 2, 1)) check_near(one_rank(), r);
-  for (const rank_outcome& r : train_on(2, 1, 1)) check_parity(one_rank(), r, 1e-5);
+  for (const rank_outcome& r : run_on_two(1, 1, 2)) check_near(one_rank(), r);
+  for (const rank_outcome& r : run_on_two(1, 2, 1)) check_near(one_rank(), r);
+  for (const rank_outcome& r : run_on_two(2, 1, 1)) check_parity(one_rank(), r, 1e-5);
 }
 
 TEST_CASE("two stages of a pipeline in bf16 round the same values as one rank") {

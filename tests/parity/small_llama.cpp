@@ -2,6 +2,7 @@
 // program: small
 // Small enough for thread sanitizer: one step on a mesh of 2 x 2 ranks against one rank, and deferred weight gradients.
 #include "support/llama_parity.hpp"
+#include "support/on_mesh.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -24,10 +25,7 @@ std::vector<std::vector<named_values>> gradients_of(const scenario& s, bool defe
   const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
   const typename S::mesh mesh{dp_ranks, 1, split.tp, split.tp_rep};
   std::vector<std::vector<named_values>> all(static_cast<std::size_t>(mesh.size()));
-  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
-    world ranks(mesh.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, ranks, llama_sizes<S>(s.config, ranks.shape(), s.batch, s.seq), 3};
+  on_mesh(mesh, llama_sizes<S>(s.config, mesh.shape(), s.batch, s.seq), 3, [&](const context<cpu>& ctx) {
     llama<double, S> model(ctx, s.config, s.options);
     model.visit([&](auto& p) {
       p.initialize(ctx);
@@ -52,7 +50,7 @@ std::vector<std::vector<named_values>> gradients_of(const scenario& s, bool defe
       CHECK(later.size() == 0);
     }
     model.visit([&](auto& p) { static_cast<void>(p.reduce(ctx)); });
-    all[static_cast<std::size_t>(ranks.rank())] = gather_gradients(ctx, model);
+    all[static_cast<std::size_t>(ctx.ranks.rank())] = gather_gradients(ctx, model);
   });
   return all;
 }
@@ -94,19 +92,16 @@ TEST_CASE("a world has only the communicators that its model uses") {
   scenario s = tiny();
   s.config.kv_heads = 2;
   const megatron_sp::mesh mesh{2, 2, 2, 1};
-  threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
-    world ranks(mesh.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, ranks, llama_sizes<megatron_sp>(s.config, ranks.shape(), s.batch, s.seq), 3};
-    REQUIRE(ranks.communicators() == 0);
+  on_mesh(mesh, llama_sizes<megatron_sp>(s.config, mesh.shape(), s.batch, s.seq), 3, [&](const context<cpu>& ctx) {
+    REQUIRE(ctx.ranks.communicators() == 0);
     const llama<double, megatron_sp> model(ctx, s.config, s.options);
-    const std::size_t made = ranks.communicators();
+    const std::size_t made = ctx.ranks.communicators();
     // Activations travel along tp, keys and values along cp. Gradients are summed over dp and cp, those of norms over
     // tp as well. No other set of axes has a communicator.
     CHECK(made == 4);
     for (const axis_list& axes : {axis_list(axis_of<tp>), axis_list(axis_of<cp>), axis_list(axis_of<dp>, axis_of<cp>),
                                   axis_list(axis_of<dp>, axis_of<cp>, axis_of<tp>)})
-      static_cast<void>(ranks.group(axes));
-    CHECK(ranks.communicators() == made);
+      static_cast<void>(ctx.ranks.group(axes));
+    CHECK(ctx.ranks.communicators() == made);
   });
 }

@@ -6,8 +6,6 @@
 namespace plait::test {
 
 using small_llama = llama<double, megatron_sp, cpu>;
-inline constexpr zero_level levels[] = {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
-                                        zero_level::parameters};
 
 /// Six layers, and sequences of 8 tokens.
 inline scenario deep() {

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -34,7 +35,8 @@ struct scenario {
   std::int64_t steps = 5;
   std::int64_t masked_from = -1;  ///< labels of samples [masked_from, masked_to) of a batch are ignored; -1: none
   std::int64_t masked_to = -1;
-  bool documents = false;  ///< whether sequences are packed from documents
+  std::vector<std::int64_t> masked_positions{};  ///< of all samples
+  bool documents = false;                        ///< whether sequences are packed from documents
   double learning_rate = 3e-3;
   optimizer_options optimizer{};
   pipeline_options parallel{};
@@ -73,7 +75,8 @@ inline void fill_tokens(const scenario& s, std::int64_t first_sample, host_token
   });
   labels.fill([&](std::int64_t row, std::int64_t position) {
     const std::int64_t sample = first_sample + row, in_batch = sample % s.batch;
-    const bool masked = (in_batch >= s.masked_from && in_batch < s.masked_to) || (sample % 3 == 0 && position < 4);
+    const bool masked = (in_batch >= s.masked_from && in_batch < s.masked_to) || (sample % 3 == 0 && position < 4) ||
+                        std::count(s.masked_positions.begin(), s.masked_positions.end(), position) > 0;
     return masked ? -100 : learnable_token(sample, position + 1, s.config.vocab);
   });
 }
@@ -85,6 +88,33 @@ inline void fill_starts(const scenario& s, std::int64_t first_sample, host_start
     return position < first ? 0 : position < second ? first : second;
   });
 }
+
+/// Loads the samples of step `i`.
+template <class Step, class Device>
+void load_samples(const context<Device>& ctx, Step& step, const scenario& s, std::int64_t i = 0) {
+  step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts& starts) {
+    const std::int64_t first = i * s.batch + k * (s.batch / s.microbatches);
+    fill_tokens(s, first, ids, labels);
+    fill_starts(s, first, starts);
+  });
+}
+/// Trains on the samples of step `i`.
+template <class Step, class Optimizer, class Device>
+void run_step(const context<Device>& ctx, Step& step, Optimizer& optimizer, const scenario& s, std::int64_t i,
+              double learning_rate) {
+  load_samples(ctx, step, s, i);
+  optimizer.begin_step(ctx, learning_rate);
+  step.run(ctx);
+}
+
+/// The sizes of a microbatch on a mesh.
+template <strategy S>
+dim_sizes microbatch_sizes(const scenario& s, const mesh_shape& mesh) {
+  return llama_sizes<S>(s.config, mesh, s.batch / s.microbatches, s.seq);
+}
+
+inline constexpr zero_level all_levels[] = {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
+                                            zero_level::parameters};
 
 /// Whether a test compares a step with its dry run. For float and bf16 on the cpu it does not: only sizes differ from
 /// double there, and the layers would be compiled once more for it.
@@ -100,7 +130,7 @@ template <class T, strategy S>
 plans plan_of(const scenario& s, const mesh_shape& mesh, std::int64_t rank) {
   world ranks = world::counting(mesh, rank);
   counting_device device;
-  const context<counting_device> ctx{device, ranks, llama_sizes<S>(s.config, mesh, s.batch / s.microbatches, s.seq), 0};
+  const context<counting_device> ctx{device, ranks, microbatch_sizes<S>(s, mesh), 0};
   using model_type = llama<T, S, counting_device>;
   model_type model(ctx, s.config, s.options);
   pipeline<model_type> whole(ctx, model, static_cast<int>(s.microbatches), s.parallel);
@@ -122,8 +152,7 @@ plans plan_of(const scenario& s, const mesh_shape& mesh, std::int64_t rank) {
 /// Trains one rank of `ranks`.
 template <class T, strategy S, class Device>
 rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
-  const std::int64_t microbatch = s.batch / s.microbatches;
-  const context<Device> ctx{device, ranks, llama_sizes<S>(s.config, ranks.shape(), microbatch, s.seq), 20260};
+  const context<Device> ctx{device, ranks, microbatch_sizes<S>(s, ranks.shape()), 20260};
   llama<T, S, Device> model(ctx, s.config, s.options);
   chosen_optimizer<T, Device> optimizer(s.optimizer);
   training_step one_step(ctx, model, optimizer, s.microbatches, s.clip, s.parallel);
@@ -133,12 +162,7 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
   out.initial_hash = weights_hash(ctx, model);
   for (std::int64_t step = 0; step < s.steps; ++step) {
     ranks.ledger().clear();
-    one_step.load(ctx, step * s.batch, [&](std::int64_t i, auto& ids, auto& labels, host_starts& starts) {
-      fill_tokens(s, step * s.batch + i * microbatch, ids, labels);
-      fill_starts(s, step * s.batch + i * microbatch, starts);
-    });
-    optimizer.begin_step(ctx, s.learning_rate);
-    one_step.run(ctx);
+    run_step(ctx, one_step, optimizer, s, step, s.learning_rate);
     if (s.asks_after(step)) out.steps.push_back(one_step.result(ctx));
     out.measured = ranks.ledger();
     if (step == 0) out.first_gradients = gather_gradients(ctx, model);
@@ -173,11 +197,9 @@ rank_outcome train_rank(const scenario& s, world& ranks, Device& device) {
 }
 
 #ifndef __CUDACC__
-/// All ranks' outcomes on the mesh dp x tp x tp_rep, on the cpu.
+/// All ranks' outcomes, on the cpu.
 template <class T, strategy S>
-std::vector<rank_outcome> train_mesh(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks) {
-  const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
-  const typename S::mesh mesh{dp_ranks, 1, split.tp, split.tp_rep};
+std::vector<rank_outcome> train_ranks(const scenario& s, const typename S::mesh& mesh) {
   std::vector<rank_outcome> all(static_cast<std::size_t>(mesh.size()));
   threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
     world ranks(mesh.shape(), c);
@@ -186,6 +208,12 @@ std::vector<rank_outcome> train_mesh(const scenario& s, std::int64_t dp_ranks, s
     all[static_cast<std::size_t>(ranks.rank())] = train_rank<T, S>(s, ranks, device);
   });
   return all;
+}
+/// The same on dp x tp ranks.
+template <class T, strategy S>
+std::vector<rank_outcome> train_mesh(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks) {
+  const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
+  return train_ranks<T, S>(s, typename S::mesh{dp_ranks, 1, split.tp, split.tp_rep});
 }
 #endif
 
@@ -224,11 +252,9 @@ void check_order(const std::vector<Outcome>& all) {
   CHECK(describe(verify_order(ranks)) == "ok");
 }
 
-/// Trains on dp x tp ranks and compares all ranks with `one`.
-template <class T, strategy S>
-void check_mesh(const scenario& s, const rank_outcome& one, std::int64_t dp_ranks, std::int64_t tp_ranks) {
-  INFO("dp=" << dp_ranks << " tp=" << tp_ranks << " microbatches=" << s.microbatches);
-  const std::vector<rank_outcome> all = train_mesh<T, S>(s, dp_ranks, tp_ranks);
+/// Compares all ranks of a mesh with `one`.
+template <class T>
+void check_ranks(const rank_outcome& one, const std::vector<rank_outcome>& all) {
   for (std::size_t r = 0; r < all.size(); ++r) {
     INFO("rank " << r);
     check_parity(one, all[r], parity_tolerance<T>);
@@ -238,6 +264,12 @@ void check_mesh(const scenario& s, const rank_outcome& one, std::int64_t dp_rank
     }
   }
   if constexpr (predicted_here<T, cpu>) check_order(all);
+}
+/// Trains on dp x tp ranks and compares all of them with `one`.
+template <class T, strategy S>
+void check_mesh(const scenario& s, const rank_outcome& one, std::int64_t dp_ranks, std::int64_t tp_ranks) {
+  INFO("dp=" << dp_ranks << " tp=" << tp_ranks << " microbatches=" << s.microbatches);
+  check_ranks<T>(one, train_mesh<T, S>(s, dp_ranks, tp_ranks));
 }
 
 template <class T, strategy S>

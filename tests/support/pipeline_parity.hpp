@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llama_parity.hpp"
@@ -20,22 +21,36 @@ struct pipeline_outcome : rank_outcome {
   bool compares = false;        ///< whether the traffic is compared with a dry run
 };
 
+/// A mesh of `pp` stages, each on dp x cp x tp ranks.
+struct pipeline_mesh {
+  std::int64_t dp = 1, pp = 1, tp = 1, cp = 1;
+  std::int64_t size() const { return dp * pp * tp * cp; }
+  mesh_shape shape(std::int64_t kv_heads) const {
+    const tensor_extents split = split_tensor_ranks(tp, kv_heads);
+    return mesh<axis<plait::dp>, axis<plait::pp>, axis<plait::cp>, axis<plait::tp>, axis<tp_rep>>{dp, pp, cp, split.tp,
+                                                                                                  split.tp_rep}
+        .shape();
+  }
+};
+
+/// This rank's stages of a scenario's model. The first and the last stage have fewer layers than the others.
+template <class Stage, class Device>
+pipeline<Stage> make_stages(const context<Device>& ctx, any_communicator along, const scenario& s,
+                            const schedule& plan) {
+  const stage_costs balance{std::vector<double>(static_cast<std::size_t>(s.config.layers), 1.0), 0.2, 0.7};
+  const auto make = [&](stage_layers part, Stage* first) {
+    return std::make_unique<Stage>(ctx, s.config, s.options, part, first);
+  };
+  return pipeline<Stage>(ctx, std::move(along), plan, split_layers(balance, plan.shape.stages()), make, s.parallel);
+}
+
 /// Predictions for one rank of the pipeline in a step.
 template <class T, strategy S>
-step_plan plan_of_stage(const scenario& s, pipeline_world& ranks, const schedule& plan,
-                        const std::vector<stage_layers>& parts) {
+step_plan plan_of_stage(const scenario& s, pipeline_world& ranks, const schedule& plan) {
   pipeline_world here = pipeline_world::counting(ranks.shape(), ranks.root().rank());
   counting_device device;
-  const mesh_shape& mesh = here.stage().shape();
-  const context<counting_device> ctx{device, here.stage(),
-                                     llama_sizes<S>(s.config, mesh, s.batch / s.microbatches, s.seq), 0};
-  using model_type = llama<T, S, counting_device>;
-  pipeline<model_type> model(
-      ctx, here.along(), plan, parts,
-      [&](stage_layers part, model_type* first) {
-        return std::make_unique<model_type>(ctx, s.config, s.options, part, first);
-      },
-      s.parallel);
+  const context<counting_device> ctx{device, here.stage(), microbatch_sizes<S>(s, here.stage().shape()), 0};
+  auto model = make_stages<llama<T, S, counting_device>>(ctx, here.along(), s, plan);
   chosen_optimizer<T, counting_device> optimizer(s.optimizer);
   return dry_run_step(ctx, model, optimizer);
 }
@@ -43,18 +58,9 @@ step_plan plan_of_stage(const scenario& s, pipeline_world& ranks, const schedule
 /// One rank of a pipeline. The outcome has the parameters of this rank, each by its name.
 template <class T, strategy S, class Device>
 pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, Device& device, const schedule& plan) {
-  using model_type = llama<T, S, Device>;
   world& stage = ranks.stage();
-  const std::int64_t microbatch = s.batch / s.microbatches;
-  const context<Device> ctx{device, stage, llama_sizes<S>(s.config, stage.shape(), microbatch, s.seq), 20260};
-  stage_costs balance{std::vector<double>(static_cast<std::size_t>(s.config.layers), 1.0), 0.2, 0.7};
-  const std::vector<stage_layers> parts = split_layers(balance, plan.shape.stages());
-  pipeline<model_type> model(
-      ctx, ranks.along(), plan, parts,
-      [&](stage_layers part, model_type* first) {
-        return std::make_unique<model_type>(ctx, s.config, s.options, part, first);
-      },
-      s.parallel);
+  const context<Device> ctx{device, stage, microbatch_sizes<S>(s, stage.shape()), 20260};
+  auto model = make_stages<llama<T, S, Device>>(ctx, ranks.along(), s, plan);
   chosen_optimizer<T, Device> optimizer(s.optimizer);
   model.visit([&](auto& p) { p.initialize(ctx); });
   pipeline_outcome out;
@@ -66,12 +72,7 @@ pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, D
     stage.ledger().clear();
     events.clear();
     model.executor().events = &events;
-    step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts& starts) {
-      fill_tokens(s, i * s.batch + k * microbatch, ids, labels);
-      fill_starts(s, i * s.batch + k * microbatch, starts);
-    });
-    optimizer.begin_step(ctx, s.learning_rate);
-    step.run(ctx);
+    run_step(ctx, step, optimizer, s, i, s.learning_rate);
     if (s.asks_after(i)) out.steps.push_back(step.result(ctx));
     out.measured = stage.ledger();
     if (i == 0) out.first_gradients = gather_gradients(ctx, model);
@@ -80,7 +81,7 @@ pipeline_outcome train_pipeline_rank(const scenario& s, pipeline_world& ranks, D
   out.kept = most_kept(events);
   out.kept_by_schedule = peak_activations(plan, ranks.along().rank()) * plan.shape.chunks;
   if constexpr (predicted_here<T, Device>) {
-    const step_plan predicted = plan_of_stage<T, S>(s, ranks, plan, parts);
+    const step_plan predicted = plan_of_stage<T, S>(s, ranks, plan);
     out.predicted = predicted.traffic;
     out.posted = predicted.posted;
     out.compares = true;
@@ -105,25 +106,13 @@ inline std::vector<named_values> pick(const std::vector<named_values>& all, cons
   return found;
 }
 
-/// A mesh of `pp` stages, each on dp x cp x tp ranks.
-struct pipeline_mesh {
-  std::int64_t dp = 1, pp = 1, tp = 1, cp = 1;
-  std::int64_t size() const { return dp * pp * tp * cp; }
-};
-
 /// Calls `launch(ranks, body)`, which calls body(communicator, device) on `ranks` ranks.
 template <class Precision, strategy S, class Launch>
 void check_pipeline_on(Launch&& launch, const scenario& s, const rank_outcome& one, const pipeline_mesh& m,
                        const schedule& plan, double tolerance) {
   INFO(plan.name.str() << " dp=" << m.dp << " pp=" << m.pp << " cp=" << m.cp << " tp=" << m.tp
                        << " microbatches=" << s.microbatches);
-  const tensor_extents split = split_tensor_ranks(m.tp, s.config.kv_heads);
-  mesh_shape shape;
-  shape.add(axis_of<dp>, m.dp);
-  shape.add(axis_of<pp>, m.pp);
-  shape.add(axis_of<cp>, m.cp);
-  shape.add(axis_of<tp>, split.tp);
-  shape.add(axis_of<tp_rep>, split.tp_rep);
+  const mesh_shape shape = m.shape(s.config.kv_heads);
   std::vector<pipeline_outcome> all(static_cast<std::size_t>(shape.size()));
   launch(static_cast<int>(shape.size()), [&](threads::communicator c, auto& device) {
     pipeline_world ranks(shape, any_communicator(c));

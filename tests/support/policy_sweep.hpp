@@ -15,9 +15,6 @@
 /// rank.
 namespace plait::test {
 
-inline constexpr zero_level all_levels[] = {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
-                                            zero_level::parameters};
-
 /// Numbers that depend on a key and a seed only (splitmix64), so a sweep is the same on every machine.
 class drawn_numbers {
  public:

@@ -61,14 +61,8 @@ struct saved_run {
   std::vector<double>& losses;
 
   void train(std::int64_t from, std::int64_t to) {
-    const std::int64_t microbatch = s.batch / s.microbatches;
     for (std::int64_t i = from; i < to; ++i) {
-      step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts& starts) {
-        fill_tokens(s, i * s.batch + k * microbatch, ids, labels);
-        fill_starts(s, i * s.batch + k * microbatch, starts);
-      });
-      optimizer.begin_step(ctx, s.learning_rate);
-      step.run(ctx);
+      run_step(ctx, step, optimizer, s, i, s.learning_rate);
       losses.push_back(step.result(ctx).loss);
     }
   }
@@ -87,13 +81,7 @@ template <class Precision, class Body>
 state_digest run_saved(scenario s, const saved_layout& how, std::uint64_t seed, const Body& body) {
   s.options.attention.context = how.context;
   s.parallel = how.parallel;
-  const tensor_extents split = split_tensor_ranks(how.mesh.tp, s.config.kv_heads);
-  mesh_shape shape;
-  shape.add(axis_of<dp>, how.mesh.dp);
-  shape.add(axis_of<pp>, how.mesh.pp);
-  shape.add(axis_of<cp>, how.mesh.cp);
-  shape.add(axis_of<tp>, split.tp);
-  shape.add(axis_of<tp_rep>, split.tp_rep);
+  const mesh_shape shape = how.mesh.shape(s.config.kv_heads);
   const schedule plan = some_schedule(how.schedule, static_cast<int>(how.mesh.pp), static_cast<int>(s.microbatches),
                                       static_cast<int>(s.config.layers));
   state_digest digest;
@@ -104,18 +92,9 @@ state_digest run_saved(scenario s, const saved_layout& how, std::uint64_t seed, 
     pipeline_world ranks(shape, any_communicator(c));
     ranks.stage().checks().set(value_check::always);
     cpu device;
-    const context<cpu> ctx{
-        device, ranks.stage(),
-        llama_sizes<saved_strategy<Precision>>(s.config, ranks.stage().shape(), s.batch / s.microbatches, s.seq),
-        20260};
-    stage_costs balance{std::vector<double>(static_cast<std::size_t>(s.config.layers), 1.0), 0.2, 0.7};
-    const std::vector<stage_layers> parts = split_layers(balance, plan.shape.stages());
-    pipeline<stage_type> model(
-        ctx, ranks.along(), plan, parts,
-        [&](stage_layers part, stage_type* first) {
-          return std::make_unique<stage_type>(ctx, s.config, s.options, part, first);
-        },
-        s.parallel);
+    const context<cpu> ctx{device, ranks.stage(), microbatch_sizes<saved_strategy<Precision>>(s, ranks.stage().shape()),
+                           20260};
+    auto model = make_stages<stage_type>(ctx, ranks.along(), s, plan);
     chosen_optimizer<Precision, cpu> optimizer(s.optimizer);
     const context<cpu> seeded{device, ranks.stage(), ctx.sizes, seed};
     model.visit([&](auto& p) { p.initialize(seeded); });

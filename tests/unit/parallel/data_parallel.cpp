@@ -47,42 +47,38 @@ dim_sizes sizes_on(const megatron_sp::mesh& mesh, const scenario& s) {
 
 measured measure(const scenario& s, int ranks, const pipeline_options& how) {
   measured found;
-  threads::run(ranks, [&](threads::communicator c) {
-    world w(megatron_sp::mesh{ranks, 1, 1, 1}.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch / s.microbatches, s.seq),
-                           1};
-    small_llama model(ctx, s.config);
-    adamw<double> optimizer;
-    training_step step(ctx, model, optimizer, s.microbatches, 1.0, how);
-    model.visit([&](auto& p) { p.initialize(ctx); });
-    for (int i = 0; i < 2; ++i) {
-      w.ledger().clear();
-      device.reset_peak();
-      step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts&) {
-        fill_tokens(s, i * s.batch + k * s.batch / s.microbatches, ids, labels);
-      });
-      optimizer.begin_step(ctx, 1e-3);
-      step.run(ctx);
-      static_cast<void>(step.result(ctx));
-      step.model().wait_for_transfers();
-    }
-    if (c.rank() != ranks - 1) return;
-    const auto sent = [&](collective kind) { return static_cast<double>(w.ledger().total("dp", kind).wire) / ranks; };
-    found.gathered = sent(collective::all_gather);
-    found.scattered = sent(collective::reduce_scatter);
-    found.reduced = sent(collective::all_reduce);
-    found.between = static_cast<double>(device.bytes_in_use());
-    found.peak = static_cast<double>(device.peak_bytes());
-    found.elements = padded(model, how.parallel.level == zero_level::replicated ? 1 : ranks);
+  on_mesh(megatron_sp::mesh{ranks, 1, 1, 1},
+          microbatch_sizes<megatron_sp>(s, megatron_sp::mesh{ranks, 1, 1, 1}.shape()), 1, [&](const context<cpu>& ctx) {
+            small_llama model(ctx, s.config);
+            adamw<double> optimizer;
+            training_step step(ctx, model, optimizer, s.microbatches, 1.0, how);
+            model.visit([&](auto& p) { p.initialize(ctx); });
+            for (int i = 0; i < 2; ++i) {
+              ctx.ranks.ledger().clear();
+              ctx.device.reset_peak();
+              run_step(ctx, step, optimizer, s, i, 1e-3);
+              static_cast<void>(step.result(ctx));
+              step.model().wait_for_transfers();
+            }
+            if (ctx.ranks.rank() != ranks - 1) return;
+            const auto sent = [&](collective kind) {
+              return static_cast<double>(ctx.ranks.ledger().total("dp", kind).wire) / ranks;
+            };
+            found.gathered = sent(collective::all_gather);
+            found.scattered = sent(collective::reduce_scatter);
+            found.reduced = sent(collective::all_reduce);
+            found.between = static_cast<double>(ctx.device.bytes_in_use());
+            found.peak = static_cast<double>(ctx.device.peak_bytes());
+            found.elements = padded(model, how.parallel.level == zero_level::replicated ? 1 : ranks);
 
-    world counted = world::counting(w.shape(), c.rank());
-    counting_device counts;
-    const context<counting_device> there{counts, counted, ctx.sizes, 1};
-    llama<double, megatron_sp, counting_device> same(there, s.config);
-    pipeline<llama<double, megatron_sp, counting_device>> whole(there, same, static_cast<int>(s.microbatches), how);
-    found.predicted_peak = static_cast<double>(dry_run_step(there, whole).peak_bytes);
-  });
+            world counted = world::counting(ctx.ranks.shape(), ctx.ranks.rank());
+            counting_device counts;
+            const context<counting_device> there{counts, counted, ctx.sizes, 1};
+            llama<double, megatron_sp, counting_device> same(there, s.config);
+            pipeline<llama<double, megatron_sp, counting_device>> whole(there, same, static_cast<int>(s.microbatches),
+                                                                        how);
+            found.predicted_peak = static_cast<double>(dry_run_step(there, whole).peak_bytes);
+          });
   return found;
 }
 
@@ -92,9 +88,10 @@ bool near(double a, double b, double tolerance) { return std::abs(a - b) <= tole
 
 TEST_CASE("a step sends the bytes of the formula, for any number of microbatches") {
   scenario s = deep();
+  s.config.layers = 3;
   for (const int ranks : {2, 4})
     for (const std::int64_t microbatches : {1, 2, 4})
-      for (const zero_level level : levels) {
+      for (const zero_level level : all_levels) {
         CAPTURE(ranks);
         CAPTURE(microbatches);
         CAPTURE(static_cast<int>(level));
@@ -131,7 +128,7 @@ TEST_CASE("a rank holds the bytes of the formula and of the dry run") {
   scenario s = deep();
   s.config.hidden = 96, s.config.ffn = 256;
   for (const int ranks : {2, 4})
-    for (const zero_level level : levels) {
+    for (const zero_level level : all_levels) {
       CAPTURE(ranks);
       CAPTURE(static_cast<int>(level));
       pipeline_options how;
@@ -187,14 +184,12 @@ TEST_CASE("a parameter that no pass uses is refused by name at the first step, b
       how.parallel.level = level;
       training_step step(ctx, model, optimizer, 1, 1.0, how);
       step.model().visit([&](auto& p) { p.initialize(ctx); });
-      step.load(ctx, 0, [&](std::int64_t, auto& ids, auto& labels, host_starts&) { fill_tokens(s, 0, ids, labels); });
-      optimizer.begin_step(ctx, 1e-3);
-      step.run(ctx);
+      run_step(ctx, step, optimizer, s, 0, 1e-3);
       static_cast<void>(step.result(ctx));
     });
   };
   for (const int ranks : {1, 2})
-    for (const zero_level level : levels) {
+    for (const zero_level level : all_levels) {
       if (ranks == 1 && level != zero_level::replicated) continue;
       CAPTURE(static_cast<int>(level));
       CHECK(has(failure_of(level, ranks, false),
@@ -275,9 +270,7 @@ TEST_CASE("options and models that do not fit a policy are refused by name") {
               small_llama model(ctx, s.config);
               adamw<double> optimizer;
               training_step one(ctx, model, optimizer, 1, 1.0), two(ctx, model, optimizer, 1, 1.0);
-              one.load(ctx, 0, [&](std::int64_t, auto& i, auto& l, host_starts&) { fill_tokens(s, 0, i, l); });
-              optimizer.begin_step(ctx, 1e-3);
-              one.run(ctx);
+              run_step(ctx, one, optimizer, s, 0, 1e-3);
             }),
             "training step: another one has been made for this model since"));
   // The error is thrown when the step is made, not at its first update.

@@ -13,6 +13,8 @@
 #include "plait/parallel/world.hpp"
 #include "plait/schedule/generators.hpp"
 #include "support/deep_llama.hpp"
+#include "support/on_mesh.hpp"
+#include "support/pipeline_parity.hpp"
 #include "support/slow_link.hpp"
 
 using namespace plait;
@@ -37,8 +39,8 @@ testing::link_time random_delays(unsigned seed, int rank) {
 TEST_CASE("delays of operations change no bit") {
   scenario s = deep();
   s.config.layers = 3;
-  s.microbatches = 2;
-  for (const zero_level level : levels) {
+  s.batch = 8, s.microbatches = 2;
+  for (const zero_level level : all_levels) {
     std::vector<std::uint64_t> hashes;
     for (const unsigned seed : {0u, 1u, 2u, 3u}) {
       std::vector<std::uint64_t> all(8);
@@ -50,18 +52,13 @@ TEST_CASE("delays of operations change no bit") {
         mine.steps = 2;
         mine.parallel.parallel.level = level;
         mine.parallel.parallel.prefetch = level == zero_level::parameters ? 2 : 1;
-        const context<cpu> ctx{device, w, llama_sizes<in_zigzag>(s.config, w.shape(), s.batch / s.microbatches, s.seq),
-                               1};
+        const context<cpu> ctx{device, w, microbatch_sizes<in_zigzag>(s, w.shape()), 1};
         llama<double, in_zigzag, cpu> model(ctx, s.config);
         adamw<double> optimizer;
         training_step step(ctx, model, optimizer, s.microbatches, 1.0, mine.parallel);
         step.model().visit([&](auto& p) { p.initialize(ctx); });
         for (int i = 0; i < 2; ++i) {
-          step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts&) {
-            fill_tokens(s, i * s.batch + k * s.batch / s.microbatches, ids, labels);
-          });
-          optimizer.begin_step(ctx, 1e-3);
-          step.run(ctx);
+          run_step(ctx, step, optimizer, s, i, 1e-3);
           static_cast<void>(step.result(ctx));
         }
         all[static_cast<std::size_t>(c.rank())] = weights_hash(ctx, step.model());
@@ -79,31 +76,20 @@ namespace {
 /// Trains two chunks on each of two stages, of dp x cp = 2 x 2 ranks. Returns the hash of the results and the last
 /// norm.
 std::pair<std::uint64_t, double> train_with_delays(const scenario& s, const schedule& plan, unsigned seed) {
-  using model_type = llama<double, in_zigzag, cpu>;
   const mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>> shape{2, 2, 2, 1, 1};
   std::vector<std::pair<std::uint64_t, double>> all(8);
   threads::run(8, [&](threads::communicator c) {
     pipeline_world ranks(shape.shape(), any_communicator(testing::slow_communicator(c, random_delays(seed, c.rank()))));
     cpu device;
     world& stage = ranks.stage();
-    const std::int64_t microbatch = s.batch / s.microbatches;
-    const context<cpu> ctx{device, stage, llama_sizes<in_zigzag>(s.config, stage.shape(), microbatch, s.seq), 1};
-    const stage_costs balance{std::vector<double>(static_cast<std::size_t>(s.config.layers), 1.0), 0.2, 0.7};
-    const std::vector<stage_layers> parts = split_layers(balance, plan.shape.stages());
-    const auto make = [&](stage_layers part, model_type* first) {
-      return std::make_unique<model_type>(ctx, s.config, s.options, part, first);
-    };
-    pipeline<model_type> model(ctx, ranks.along(), plan, parts, make, s.parallel);
+    const context<cpu> ctx{device, stage, microbatch_sizes<in_zigzag>(s, stage.shape()), 1};
+    auto model = make_stages<llama<double, in_zigzag, cpu>>(ctx, ranks.along(), s, plan);
     adamw<double> optimizer;
     training_step step(ctx, model, optimizer, s.clip);
     model.visit([&](auto& p) { p.initialize(ctx); });
     auto& [hash, norm] = all[static_cast<std::size_t>(c.rank())];
     for (std::int64_t i = 0; i < s.steps; ++i) {
-      step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts&) {
-        fill_tokens(s, i * s.batch + k * microbatch, ids, labels);
-      });
-      optimizer.begin_step(ctx, 1e-3);
-      step.run(ctx);
+      run_step(ctx, step, optimizer, s, i, 1e-3);
       norm = step.result(ctx).gradient_norm;
     }
     hash = weights_hash(ctx, model);
@@ -117,7 +103,7 @@ std::pair<std::uint64_t, double> train_with_delays(const scenario& s, const sche
 TEST_CASE("delays change no bit in a pipeline with a hybrid and gathers two uses early") {
   scenario s = deep();
   s.config.layers = 5;
-  s.microbatches = 4, s.steps = 3;
+  s.batch = 8, s.microbatches = 4, s.steps = 2;
   s.clip = 0.5;
   const schedule plan = make_schedule<zb_v>(2, 4);
   for (const bool tied : {false, true})
@@ -138,45 +124,40 @@ TEST_CASE("values that ranks exchange around the norm travel before the gathers 
   for (const zero_level level : {zero_level::replicated, zero_level::optimizer, zero_level::gradients}) {
     pipeline_options how;
     how.parallel.level = level;
-    threads::run(2, [&](threads::communicator c) {
-      world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
-      cpu device;
-      const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
-      small_llama model(ctx, s.config);
-      adamw<double> optimizer;
-      training_step step(ctx, model, optimizer, 1, 1.0, how);
-      model.visit([&](auto& p) { p.initialize(ctx); });
-      step.model().gather_changed(ctx);
-      any_communicator asking = w.root().split(0, c.rank());
-      double value = 0;
-      request in_flight;
-      int begun = 0, ended = 0;
-      const auto gathers = [&] { return w.ledger().total("dp", collective::all_gather).calls; };
-      std::uint64_t before = 0;
-      step.on_norm(
-          [&] {
-            ++begun;
-            CHECK(gathers() == before);
-            value = c.rank() + 10.0 * begun;
-            asking.start_all_reduce(&value, &value, 1, dtype::f64, reduce_op::max).swap(in_flight);
-          },
-          [&] {
-            CHECK(++ended == begun);
-            in_flight.wait();
-            CHECK(value == 1 + 10.0 * begun);
-            CHECK(gathers() == before);
-          });
-      for (int i = 0; i < 2; ++i) {
-        before = gathers();
-        step.load(ctx, i * s.batch, [&](std::int64_t, auto& ids, auto& labels, host_starts&) {
-          fill_tokens(s, i * s.batch, ids, labels);
-        });
-        optimizer.begin_step(ctx, 1e-3);
-        step.run(ctx);
-        CHECK(ended == i + 1);
-        CHECK((gathers() > before) == (level != zero_level::replicated));
-      }
-      step.model().wait_for_transfers();
-    });
+    on_mesh(megatron_sp::mesh{2, 1, 1, 1},
+            llama_sizes<megatron_sp>(s.config, megatron_sp::mesh{2, 1, 1, 1}.shape(), s.batch, s.seq), 1,
+            [&](const context<cpu>& ctx) {
+              small_llama model(ctx, s.config);
+              adamw<double> optimizer;
+              training_step step(ctx, model, optimizer, 1, 1.0, how);
+              model.visit([&](auto& p) { p.initialize(ctx); });
+              step.model().gather_changed(ctx);
+              any_communicator asking = ctx.ranks.root().split(0, ctx.ranks.rank());
+              double value = 0;
+              request in_flight;
+              int begun = 0, ended = 0;
+              const auto gathers = [&] { return ctx.ranks.ledger().total("dp", collective::all_gather).calls; };
+              std::uint64_t before = 0;
+              step.on_norm(
+                  [&] {
+                    ++begun;
+                    CHECK(gathers() == before);
+                    value = ctx.ranks.rank() + 10.0 * begun;
+                    asking.start_all_reduce(&value, &value, 1, dtype::f64, reduce_op::max).swap(in_flight);
+                  },
+                  [&] {
+                    CHECK(++ended == begun);
+                    in_flight.wait();
+                    CHECK(value == 1 + 10.0 * begun);
+                    CHECK(gathers() == before);
+                  });
+              for (int i = 0; i < 2; ++i) {
+                before = gathers();
+                run_step(ctx, step, optimizer, s, i, 1e-3);
+                CHECK(ended == i + 1);
+                CHECK((gathers() > before) == (level != zero_level::replicated));
+              }
+              step.model().wait_for_transfers();
+            });
   }
 }

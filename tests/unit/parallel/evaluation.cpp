@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "support/llama_parity.hpp"
+#include "support/on_mesh.hpp"
 #include "support/temp_folder.hpp"
 #include "support/texts.hpp"
 
@@ -26,14 +27,13 @@ scenario of_one_step() {
 /// Calls f(ctx, model) on each of `ranks` data ranks, with initial weights.
 template <class M = small, class F>
 void on_ranks(int ranks, const scenario& s, const llama_options& how, const F& f) {
-  threads::run(ranks, [&](threads::communicator c) {
-    world w(megatron_sp::mesh{ranks, 1, 1, 1}.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
-    M model(ctx, s.config, how);
-    model.visit([&](auto& p) { p.initialize(ctx); });
-    f(ctx, model);
-  });
+  on_mesh(megatron_sp::mesh{ranks, 1, 1, 1},
+          llama_sizes<megatron_sp>(s.config, megatron_sp::mesh{ranks, 1, 1, 1}.shape(), s.batch, s.seq), 1,
+          [&](const context<cpu>& ctx) {
+            M model(ctx, s.config, how);
+            model.visit([&](auto& p) { p.initialize(ctx); });
+            f(ctx, model);
+          });
 }
 
 /// The loss of `microbatches` equal microbatches, by a pipeline that trains with one microbatch.
@@ -77,9 +77,7 @@ TEST_CASE("a model is evaluated and scored without dropout, and trained with it"
       const auto by_pipeline = step.model().score(ctx, on_device), by_model = model.score(ctx, on_device);
       for (std::int64_t i = 0; i < by_model.size(); ++i) CHECK(by_model.data()[i] == by_pipeline.data()[i]);
       if (r == 0) scores[drops].assign(by_model.data(), by_model.data() + by_model.size());
-      step.load(ctx, 0, [&](std::int64_t, auto& i, auto& l, host_starts&) { fill_tokens(s, 0, i, l); });
-      optimizer.begin_step(ctx, 0.0);
-      step.run(ctx);
+      run_step(ctx, step, optimizer, s, 0, 0.0);
       trained[drops][r] = step.result(ctx).loss;
     });
   }
@@ -133,8 +131,7 @@ TEST_CASE("a loss in chunks of tokens is evaluated, scored and trained like one 
 
 TEST_CASE("values that change while a gather is in flight are gathered before they are used") {
   const scenario s = of_one_step();
-  for (const zero_level level :
-       {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+  for (const zero_level level : all_levels) {
     CAPTURE(static_cast<int>(level));
     std::vector<double> first(2), again(2);
     on_ranks(2, s, {}, [&](auto& ctx, small& model) {
@@ -162,22 +159,21 @@ TEST_CASE("a model with a parameter that was never set is not trained") {
   for (const zero_level level : {zero_level::replicated, zero_level::gradients, zero_level::parameters}) {
     CAPTURE(static_cast<int>(level));
     const auto train = [&] {
-      threads::run(2, [&](threads::communicator c) {
-        world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
-        cpu device;
-        const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1};
-        small model(ctx, s.config);
-        model.visit([&](auto& p) {
-          if (p.name() != "model.norm.weight") p.initialize(ctx);
-        });
-        adamw<double> optimizer;
-        pipeline_options how;
-        how.parallel.level = level;
-        training_step step(ctx, model, optimizer, 1, 1.0, how);
-        step.load(ctx, 0, [&](std::int64_t, auto& i, auto& l, host_starts&) { fill_tokens(s, 0, i, l); });
-        optimizer.begin_step(ctx, 1e-2);
-        step.run(ctx);
-      });
+      on_mesh(megatron_sp::mesh{2, 1, 1, 1},
+              llama_sizes<megatron_sp>(s.config, megatron_sp::mesh{2, 1, 1, 1}.shape(), s.batch, s.seq), 1,
+              [&](const context<cpu>& ctx) {
+                small model(ctx, s.config);
+                model.visit([&](auto& p) {
+                  if (p.name() != "model.norm.weight") p.initialize(ctx);
+                });
+                adamw<double> optimizer;
+                pipeline_options how;
+                how.parallel.level = level;
+                training_step step(ctx, model, optimizer, 1, 1.0, how);
+                step.load(ctx, 0, [&](std::int64_t, auto& i, auto& l, host_starts&) { fill_tokens(s, 0, i, l); });
+                optimizer.begin_step(ctx, 1e-2);
+                step.run(ctx);
+              });
     };
     CHECK_ERROR(train(), "parameter model.norm.weight: gather would have layers read values that have not been set");
   }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "support/equal_gradients.hpp"
-#include "support/texts.hpp"
+#include "support/on_mesh.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -26,8 +26,7 @@ TEST_CASE("gradients reduced in bf16 take half the bytes, and are rounded once")
   const made_outcome two = run_made_gradients<float>(over(2, zero_level::replicated, gradient_wire::bf16), {});
   CHECK(!equal_bits(two, run_made_gradients<float>(over(2, zero_level::replicated, gradient_wire::full), {})));
   for (const std::int64_t ranks : {2, 4})
-    for (const zero_level level :
-         {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+    for (const zero_level level : all_levels) {
       CAPTURE(ranks);
       CAPTURE(static_cast<int>(level));
       const made_outcome half = run_made_gradients<float>(over(ranks, level, gradient_wire::bf16), {});
@@ -66,22 +65,15 @@ TEST_CASE("training with gradients reduced in bf16 is near the one in float") {
 }
 
 TEST_CASE("a gradient in the caller's memory is not reduced in bf16") {
-  std::string text;
-  try {
-    threads::run(2, [&](threads::communicator c) {
-      world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
-      cpu device;
-      const llama_config config = small_config(8, 4);
-      const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(config, w.shape(), 8, 16), 1};
-      std::vector<float> weight(64), gradient(64);
-      rms_norm<float, typename transformer_specs<megatron_sp>::residual> norm{ctx, 1e-5, "norm", weight.data(),
-                                                                              gradient.data()};
-      parameter_units<float, cpu> units(ctx, zero_level::replicated, {}, bucket_cut::even, gradient_wire::bf16);
-      units.add(ctx, 0, [&](auto&& f) { norm.visit(f); });
-    });
-  } catch (const error& e) {
-    text = e.what();
-  }
+  const megatron_sp::mesh mesh{2, 1, 1, 1};
+  const dim_sizes sizes = llama_sizes<megatron_sp>(small_config(8, 4), mesh.shape(), 8, 16);
+  const std::string text = error_on_mesh(mesh, sizes, 1, [](const context<cpu>& ctx) {
+    std::vector<float> weight(64), gradient(64);
+    rms_norm<float, typename transformer_specs<megatron_sp>::residual> norm{ctx, 1e-5, "norm", weight.data(),
+                                                                            gradient.data()};
+    parameter_units<float, cpu> units(ctx, zero_level::replicated, {}, bucket_cut::even, gradient_wire::bf16);
+    units.add(ctx, 0, [&](auto&& f) { norm.visit(f); });
+  });
   CHECK(has(text,
             "gradient_wire::bf16 is for gradients that are reduced side by side, and the parameter norm.weight "
             "lies in the caller's memory; use gradient_wire::full"));
@@ -89,8 +81,7 @@ TEST_CASE("a gradient in the caller's memory is not reduced in bf16") {
 
 TEST_CASE("gradients in bf16 are reduced in float on request, with twice the bytes") {
   using precision_type = bf16_gradients_float_masters;
-  for (const zero_level level :
-       {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+  for (const zero_level level : all_levels) {
     CAPTURE(static_cast<int>(level));
     const made_outcome narrow = run_made_gradients<precision_type>(over(2, level, gradient_wire::full), {});
     const made_outcome wide = run_made_gradients<precision_type>(over(2, level, gradient_wire::f32), {});
@@ -115,19 +106,11 @@ TEST_CASE("gradients in bf16 that are reduced in float are rounded once, for any
 }
 
 TEST_CASE("only gradients in float are reduced in bf16, and only those in bf16 in a wider type") {
-  const auto refusal = [](auto run) -> std::string {
-    try {
-      run();
-    } catch (const error& e) {
-      return e.what();
-    }
-    return "";
-  };
-  CHECK(has(refusal([] { run_made_gradients<double>(over(2, zero_level::optimizer, gradient_wire::bf16), {}); }),
+  CHECK(has(text_thrown_by([] { run_made_gradients<double>(over(2, zero_level::optimizer, gradient_wire::bf16), {}); }),
             "gradient_wire::bf16 is for gradients in float, and here they are in double; legal is full"));
-  CHECK(has(refusal([] { run_made_gradients<float>(over(2, zero_level::optimizer, gradient_wire::f32), {}); }),
+  CHECK(has(text_thrown_by([] { run_made_gradients<float>(over(2, zero_level::optimizer, gradient_wire::f32), {}); }),
             "gradient_wire::f32 is for gradients in bf16, and here they are in float; legal are full and bf16"));
-  CHECK(
-      has(refusal([] { run_made_gradients<bf16_gradients>(over(2, zero_level::optimizer, gradient_wire::bf16), {}); }),
-          "gradient_wire::bf16 is for gradients in float, and here they are in bf16; legal are full and f32"));
+  CHECK(has(text_thrown_by(
+                [] { run_made_gradients<bf16_gradients>(over(2, zero_level::optimizer, gradient_wire::bf16), {}); }),
+            "gradient_wire::bf16 is for gradients in float, and here they are in bf16; legal are full and f32"));
 }

@@ -13,6 +13,7 @@
 #include "plait/parallel/world.hpp"
 #include "plait/schedule/generators.hpp"
 #include "support/deep_llama.hpp"
+#include "support/pipeline_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -27,28 +28,13 @@ struct run_of_hashes {
 
 /// Two steps on dp x pp x tp ranks; every rank must have the returned list.
 run_of_hashes train_hashed(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks, const schedule& plan) {
-  mesh_shape shape;
-  const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
-  shape.add(axis_of<dp>, dp_ranks);
-  shape.add(axis_of<pp>, plan.shape.ranks);
-  shape.add(axis_of<cp>, 1);
-  shape.add(axis_of<tp>, split.tp);
-  shape.add(axis_of<tp_rep>, split.tp_rep);
+  const mesh_shape shape = pipeline_mesh{dp_ranks, plan.shape.ranks, tp_ranks}.shape(s.config.kv_heads);
   std::vector<run_of_hashes> all(static_cast<std::size_t>(shape.size()));
   threads::run(static_cast<int>(shape.size()), [&](threads::communicator c) {
     pipeline_world ranks(shape, any_communicator(c));
     cpu device;
-    const std::int64_t microbatch = s.batch / s.microbatches;
-    const context<cpu> ctx{device, ranks.stage(),
-                           llama_sizes<megatron_sp>(s.config, ranks.stage().shape(), microbatch, s.seq), 20260};
-    const stage_costs even{std::vector<double>(static_cast<std::size_t>(s.config.layers), 1.0), 0, 0};
-    const std::vector<stage_layers> parts = split_layers(even, plan.shape.stages());
-    pipeline<small_llama> model(
-        ctx, ranks.along(), plan, parts,
-        [&](stage_layers part, small_llama* first) {
-          return std::make_unique<small_llama>(ctx, s.config, s.options, part, first);
-        },
-        s.parallel);
+    const context<cpu> ctx{device, ranks.stage(), microbatch_sizes<megatron_sp>(s, ranks.stage().shape()), 20260};
+    auto model = make_stages<small_llama>(ctx, ranks.along(), s, plan);
     adamw<double> optimizer;
     model.visit([&](auto& p) { p.initialize(ctx); });
     run_of_hashes& out = all[static_cast<std::size_t>(ranks.root().rank())];
@@ -56,11 +42,7 @@ run_of_hashes train_hashed(const scenario& s, std::int64_t dp_ranks, std::int64_
     out.initial_sum = weights_hash(ctx, model);
     training_step step(ctx, model, optimizer, s.clip);
     for (std::int64_t i = 0; i < s.steps; ++i) {
-      step.load(ctx, i * s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts&) {
-        fill_tokens(s, i * s.batch + k * microbatch, ids, labels);
-      });
-      optimizer.begin_step(ctx, s.learning_rate);
-      step.run(ctx);
+      run_step(ctx, step, optimizer, s, i, s.learning_rate);
       static_cast<void>(step.result(ctx));
     }
     model.wait_for_transfers();

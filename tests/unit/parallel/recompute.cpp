@@ -9,7 +9,7 @@
 
 #include "plait/parallel/world.hpp"
 #include "plait/schedule/parse.hpp"
-#include "support/llama_parity.hpp"
+#include "support/pipeline_parity.hpp"
 #include "support/texts.hpp"
 #include "train_llama/fit_recompute.hpp"
 
@@ -28,13 +28,9 @@ struct recomputed_run {
   recomputed_run(const char* name, int ranks, int microbatches) : plan(parse_schedule(name, ranks, microbatches)) {
     s.config.layers = 6;
     s.config.vocab = 60;
-    s.seq = 8;
+    s.seq = s.batch = 8;
     s.microbatches = microbatches;
-    mesh.add(axis_of<dp>, 1);
-    mesh.add(axis_of<pp>, ranks);
-    mesh.add(axis_of<cp>, 1);
-    mesh.add(axis_of<tp>, 2);
-    mesh.add(axis_of<tp_rep>, 1);
+    mesh = pipeline_mesh{1, ranks, 2}.shape(s.config.kv_heads);
   }
 
   template <class Device>
@@ -90,9 +86,7 @@ held train(const recomputed_run& run, Keep&& keep) {
     training_step step(ctx, model, optimizer, 1.0);
     model.visit([&](auto& p) { p.initialize(ctx); });
     for (int i = 0; i < 2; ++i) {
-      step.load(ctx, i * run.s.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts&) {
-        fill_tokens(run.s, i * run.s.batch + k * run.s.batch / run.s.microbatches, ids, labels);
-      });
+      load_samples(ctx, step, run.s, i);
       optimizer.begin_step(ctx, 1e-3);
       const auto before = static_cast<std::int64_t>(device.bytes_in_use());
       std::vector<pipeline_event> events;

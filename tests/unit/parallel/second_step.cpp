@@ -9,14 +9,12 @@
 #include "plait/parallel/parameter_hashes.hpp"
 #include "support/llama_parity.hpp"
 #include "support/temp_folder.hpp"
+#include "support/texts.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
 namespace {
-
-constexpr zero_level all_levels[] = {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
-                                     zero_level::parameters};
 
 scenario of_four_steps() {
   scenario s{small_config(8, 4)};
@@ -76,10 +74,7 @@ outcome train(zero_level level, between how) {
         if (parameters == 0) fail("nothing is visited");
       }
       auto& step = *steps.back();
-      step.load(ctx, i * s.batch,
-                [&](std::int64_t, auto& ids, auto& labels, host_starts&) { fill_tokens(s, i * s.batch, ids, labels); });
-      optimizer.begin_step(ctx, 1e-2);
-      step.run(ctx);
+      run_step(ctx, step, optimizer, s, i, 1e-2);
       const double loss = step.result(ctx).loss;
       if (w.rank() == 0) out.losses.push_back(loss);
     }
@@ -123,19 +118,12 @@ TEST_CASE("the first training step is refused, and changes nothing") {
       options.parallel.level = level;
       step_of_model<bf16> one(ctx, model, optimizer, 1, 1.0, options), two(ctx, model, optimizer, 1, 1.0, options);
       const auto run = [&](step_of_model<bf16>& step) {
-        step.load(ctx, 0, [&](std::int64_t, auto& ids, auto& labels, host_starts&) { fill_tokens(s, 0, ids, labels); });
-        optimizer.begin_step(ctx, 1e-2);
-        step.run(ctx);
+        run_step(ctx, step, optimizer, s, 0, 1e-2);
         return step.result(ctx).loss;
       };
       const double first = run(two);
       const auto is_refused = [&](auto&& use) {
-        try {
-          use();
-        } catch (const error& e) {
-          return std::string(e.what()).find("training step: another one has been made for this model since") == 0;
-        }
-        return false;
+        return text_thrown_by(use).starts_with("training step: another one has been made for this model since");
       };
       if (!is_refused([&] { run(one); })) fail("a step of the first one");
       const host_tokens none(typename model_of<bf16>::tokens(ctx).part(), one.model().order());
