@@ -558,7 +558,7 @@ class option_list {
 // With these limits no count of samples or tokens overflows.
 constexpr std::int64_t most_steps = std::int64_t{1} << 32, no_limit = std::numeric_limits<std::int64_t>::max();
 
-void add_ranks(option_list& list, options& opt) {
+void add_ranks_and_model(option_list& list, options& opt) {
   list.group("Ranks");
   list.add("--mesh", opt.mesh, "extents of the axes dp, pp, ep (experts), cp and tp, as in dp=2,tp=4");
   list.choice("--device", opt.device, {"cpu", "cuda"}, "cpu or cuda");
@@ -568,9 +568,6 @@ void add_ranks(option_list& list, options& opt) {
   list.add("--deadline", opt.deadline, 0, 1e9,
            "with mpi and nccl: if a collective takes more seconds than this, a rank is lost, and all ranks end; 0: "
            "wait for ever");
-}
-
-void add_model(option_list& list, options& opt) {
   list.group("Model");
   list.add("--model", opt.model, "a Hugging Face config.json, or a preset: " + plait::llama_preset_names());
   list.add("--attention-mask", opt.attention_mask,
@@ -631,7 +628,7 @@ void add_parallelism(option_list& list, options& opt) {
       "how layers are divided over the stages: flops (by counted operations, including the head's), measured, or even");
 }
 
-void add_data(option_list& list, options& opt) {
+void add_data_and_steps(option_list& list, options& opt) {
   list.group("Data");
   list.app()
       .add_option("--data", opt.data,
@@ -654,9 +651,6 @@ void add_data(option_list& list, options& opt) {
   list.choice("--on-new-schedule", opt.on_new_schedule, {"stop", "follow"},
               "if the step of --resume was trained with another learning rate schedule (--lr, --warmup, "
               "--min-lr-ratio, --lr-schedule, --steps): stop, or follow the new one from that step on");
-}
-
-void add_steps(option_list& list, options& opt) {
   list.group("Steps");
   list.add("--steps", opt.steps, 0, most_steps, "optimizer steps");
   list.add("--seq", opt.seq, 1, std::int64_t{1} << 31, "tokens in a sequence");
@@ -753,15 +747,12 @@ void add_training(option_list& list, options& opt) {
            "most rows that an expert takes of a sequence, over its even share; 0: all");
 }
 
-void add_evaluation(option_list& list, options& opt) {
+void add_evaluation_and_device(option_list& list, options& opt) {
   list.group("Evaluation");
   list.add("--held-out", opt.held_out_text,
            "data for the evaluation at the end: a file, as for --data, or the fraction of each --data that is kept for "
            "it; --data-weights also apply to it");
   list.add("--eval-every", opt.eval_every, 0, most_steps, "steps between two evaluations; 0: evaluate only at the end");
-}
-
-void add_device(option_list& list, options& opt) {
   list.group("Device");
   list.add("--threads", opt.threads, 1, 1024, "threads of each rank's matrix products, on the CPU");
   list.choice("--graph", opt.graph, {"auto", "on", "off"},
@@ -778,7 +769,7 @@ void add_device(option_list& list, options& opt) {
            "peak of a device (on the CPU, of a process), for MFU; 0: the known value of the GPU");
 }
 
-void add_pictures(option_list& list, options& opt) {
+void add_outputs(option_list& list, options& opt) {
   list.group("Logs and pictures");
   list.path("--log", opt.log, "a file",
             "JSON lines: one per step, then a summary; the log of an earlier run is renamed to FILE.1");
@@ -794,9 +785,6 @@ void add_pictures(option_list& list, options& opt) {
             "the step of --timeline; train_llama report LOG PAGE makes one from a log");
   list.path("--trace", opt.trace, "a file", "one step of all ranks as JSON for chrome://tracing or ui.perfetto.dev");
   list.path("--timeline", opt.timeline, "a file", "a step as SVG, simulated and measured");
-}
-
-void add_sampling(option_list& list, options& opt) {
   list.group("Sampled text");
   list.add("--sample", opt.sample, 0, 1 << 24,
            "tokens of text to sample at the end; 0: none, which is the default if tokens are not bytes");
@@ -835,18 +823,14 @@ bool parse(int argc, char** argv, options& opt, bool speaks) {
       "  evaluate STEP --held-out FILE   print the loss over a file\n"
       "STEP is what --init-from takes: a saved step, a folder of them, or a model directory of Hugging Face.");
   option_list list(app);
-  add_ranks(list, opt);
-  add_model(list, opt);
+  add_ranks_and_model(list, opt);
   add_parallelism(list, opt);
-  add_data(list, opt);
-  add_steps(list, opt);
+  add_data_and_steps(list, opt);
   add_numbers(list, opt);
   add_checkpoints(list, opt);
   add_training(list, opt);
-  add_evaluation(list, opt);
-  add_device(list, opt);
-  add_pictures(list, opt);
-  add_sampling(list, opt);
+  add_evaluation_and_device(list, opt);
+  add_outputs(list, opt);
   add_planning(list, opt);
   list.group("Options in a file");
   app.set_config("--config", "",
