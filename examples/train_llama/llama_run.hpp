@@ -334,8 +334,9 @@ class saved_states {
     }
   }
 
-  /// Loads the step that --resume names, and returns the number of earlier steps: 0 if it names no step.
-  std::int64_t resume() {
+  /// Loads the step that --resume names. Returns the number of earlier steps, 0 if it names no step, and sets the steps
+  /// that --checkpoint-dir has.
+  std::int64_t resume(std::int64_t& newest_saved, best_step& best_saved) {
     if (!s_.opt.checkpoint_dir.empty()) open_saver();
     std::string path = s_.opt.resume == "none" || s_.opt.resume == "auto" ? "" : s_.opt.resume, problem;
     std::optional<plait::committed_step> newest;  // in --checkpoint-dir
@@ -345,24 +346,23 @@ class saved_states {
           if (ranks_.rank() == 0 && saver_) newest = plait::newest_step(plait::machine_files(), s_.opt.checkpoint_dir);
         },
         "--checkpoint-dir: ");
-    newest_saved_ =
+    newest_saved =
         static_cast<std::int64_t>(all_reduce(newest ? static_cast<double>(newest->step) : -1.0, plait::reduce_op::max));
-    if (s_.opt.resume == "auto" && newest_saved_ >= 0) path = s_.opt.checkpoint_dir;
+    if (s_.opt.resume == "auto" && newest_saved >= 0) path = s_.opt.checkpoint_dir;
     if (!path.empty()) load(path);
-    if (newest_saved_ > steps_before_)
-      problem = plait::cat({"'", s_.opt.checkpoint_dir, "' has step ", newest_saved_, " already, and this run begins ",
+    if (newest_saved > steps_before_)
+      problem = plait::cat({"'", s_.opt.checkpoint_dir, "' has step ", newest_saved, " already, and this run begins ",
                             "after step ", steps_before_, "; --resume auto continues from the newest; another ",
                             "directory can take this run's steps"});
     plait::agree_on(ctx_.device, ranks_, problem, "--checkpoint-dir: ");
     forget_best_elsewhere();
     if (best_.step >= 0 && saver_ && s_.opt.keep_best != "none")
       saver_->begin_with_best(static_cast<std::uint64_t>(best_.step));
+    best_saved = best_;
     return steps_before_;
   }
   /// The number of steps before this run.
   std::int64_t steps_before() const { return steps_before_; }
-  std::int64_t newest_saved() const { return newest_saved_; }
-  const best_step& best_saved() const { return best_; }
 
   /// Saves the state after `steps` steps.
   std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best) {
@@ -494,14 +494,7 @@ class saved_states {
   std::string data_text_ = s_.data_text;      ///< describes the run's data
   std::string rate_text_, options_text_;      ///< of the resumed step
   best_step best_;                            ///< of --keep-best
-  std::int64_t newest_saved_ = -1;            ///< in --checkpoint-dir, at the beginning
 };
-
-template <class Device>
-std::string name_of_device(const Device& device) {
-  if constexpr (requires { device.name(); }) return device.name();
-  return {};
-}
 
 /// The training of a Llama on one rank, with this rank's stages of the pipeline.
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
@@ -521,9 +514,8 @@ class llama_run final : public model_run {
         ctx_{device, world_.stage(), sizes_of<Strategy>(s, world_.stage().shape()),
              static_cast<std::uint64_t>(s.opt.seed),
              plait::leaves_under<Strategy>(s.deterministic, world_.stage().shape())},
-        stages_(stages_of<Precision, Strategy>(s, ctx_, world_.root())),
         model_(
-            ctx_, world_.along(), s.schedule, stages_,
+            ctx_, world_.along(), s.schedule, stages = stages_of<Precision, Strategy>(s, ctx_, world_.root()),
             [&](plait::stage_layers part, stage_type* first) {
               return make_stage(ctx_, s, model_options(s), part, first);
             },
@@ -533,6 +525,8 @@ class llama_run final : public model_run {
         batches_(s, ctx_, model_.documents()),
         exchange_(device, exchanges_at_norm ? world_.root().split(0, world_.root().rank()) : world_.root()),
         since_(world_.stage().ledger()) {
+    rank = world_.root().rank();
+    if constexpr (requires { device.name(); }) device_name = device.name();
     world_.stage().checks().set(s.opt.compared);
     model_.visit([&](auto& p) {
       if (!s.begins_from_weights() || plait::is_of_adapter(p.name())) p.initialize(ctx_);
@@ -559,15 +553,13 @@ class llama_run final : public model_run {
                   batches_.fill(first - states_.data_begin(), i, ids, labels, starts);
                 });
     optimizer_.begin_step(ctx_, s_.rate.at(index));
-    if (!repeated_->replays()) ++counted_;
+    if (!repeated_->replays()) ++counted_steps;
     if (recorder_ && index == traced_step(s_.opt, states_.steps_before())) return trace_step();
     repeated_->run(ctx_);
     if (!exchanges_at_norm) start_exchange(), finish_exchange();
     if (recorder_) recorder_->clear();
     return step_->result(ctx_);
   }
-  const requests& asked() const override { return asked_; }
-  const std::vector<plait::axis_communication>& communication() const override { return communication_; }
 
   std::map<std::int64_t, plait::router_statistics> routers() override {
     std::map<std::int64_t, plait::router_statistics> routers;
@@ -618,10 +610,8 @@ class llama_run final : public model_run {
       const std::string within = folder.parent_path().string();
       plait::require_one_directory(device_, world_.root(), within.empty() ? "." : within, "--export-hf: ");
     }
-    return states_.resume();
+    return states_.resume(newest_saved, best_saved);
   }
-  std::int64_t newest_saved() override { return states_.newest_saved(); }
-  best_step best_saved() override { return states_.best_saved(); }
   std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best) override {
     return states_.save(steps, best);
   }
@@ -657,7 +647,7 @@ class llama_run final : public model_run {
     const plait::step_wait mine = plait::longest_wait(executor.step(), executor.along().rank(),
                                                       model_.executor().measured().waits(), axes, model_.unit_names());
     record own{mine.seconds, {}};
-    mine.text(static_cast<double>(counted_)).copy(own.text, sizeof own.text - 1);
+    mine.text(static_cast<double>(counted_steps)).copy(own.text, sizeof own.text - 1);
     std::string longest;
     double most = 0;
     const auto all = plait::gather_records<record>(device_, world_.root(), {own}, 0);
@@ -665,16 +655,12 @@ class llama_run final : public model_run {
       if (all[r][0].seconds > most) most = all[r][0].seconds, longest = plait::cat({all[r][0].text, ", on rank ", r});
     return longest;
   }
-  std::int64_t rank() override { return world_.root().rank(); }
   plait::world& world() override { return world_.stage(); }
-  const std::vector<plait::stage_layers>& stages() const override { return stages_; }
   std::vector<std::vector<plait::step_event>> traced() override {
     if (!recorder_) return {};
     return plait::gather_records(device_, world_.root(), seen_, 0);
   }
-  std::int64_t counted_steps() const override { return counted_; }
   std::size_t peak_bytes() const override { return device_.peak_bytes(); }
-  std::string device_name() const override { return name_of_device(device_); }
 
  private:
   /// Whether ranks exchange requests during the norm. On a GPU they do not: the host is far ahead of the norm, and a
@@ -689,11 +675,11 @@ class llama_run final : public model_run {
                      states_.has_finished_save() ? 1.0 : 0.0, static_cast<double>(mine_.size())});
   }
   void finish_exchange() {
-    asked_ = exchange_.finish();
-    communication_.clear();
-    if (with_communication_ && asked_.communication > 0)
-      communication_ = plait::communication_of_ranks(device_, exchange_.ranks(), mine_,
-                                                     static_cast<std::size_t>(asked_.communication));
+    asked = exchange_.finish();
+    communication.clear();
+    if (with_communication_ && asked.communication > 0)
+      communication = plait::communication_of_ranks(device_, exchange_.ranks(), mine_,
+                                                    static_cast<std::size_t>(asked.communication));
     since_.begin();
   }
 
@@ -716,7 +702,7 @@ class llama_run final : public model_run {
     model_.wait_for_transfers();  // the gathers after the update end too
     const plait::timed_program program{executor.step(), executor.along().rank(), times};
     const plait::axis_list along(plait::axis_of<plait::pp>);
-    const auto group = static_cast<std::uint64_t>(s_.mesh.group_of(rank(), along));
+    const auto group = static_cast<std::uint64_t>(s_.mesh.group_of(rank, along));
     seen_ = plait::events_of(s_.schedule.shape, events, *recorder_, group, origin, &program);
     return result;
   }
@@ -729,22 +715,18 @@ class llama_run final : public model_run {
   std::shared_ptr<plait::recorder> recorder_;  ///< records communication if a step is traced
   plait::pipeline_world world_;
   plait::context<Device> ctx_;
-  std::vector<plait::stage_layers> stages_;
   model_type model_;
   optimizer_type optimizer_;
   saved_states<model_type, optimizer_type, Device> states_;
   rank_batches<tokens, Strategy, Device> batches_;
   request_exchange<Device> exchange_;
-  requests asked_;                                        ///< of all ranks in the last step
-  plait::communication_clock since_;                      ///< counts from the norm of the step before
-  std::vector<plait::axis_times> mine_;                   ///< this rank's times up to the last norm
-  std::vector<plait::axis_communication> communication_;  ///< of all ranks, if they exchanged it
+  plait::communication_clock since_;     ///< counts from the norm of the step before
+  std::vector<plait::axis_times> mine_;  ///< this rank's times up to the last norm
   bool with_communication_ = false;
   std::optional<step_type> step_;  ///< made for the first step
   std::optional<repeated_step<step_type, Device>> repeated_;
   std::vector<plait::step_event> seen_;  ///< of the traced step
-  std::int64_t counted_ = 0;
-  std::optional<double> judged_;  ///< the held-out loss after the last step, once it is known
+  std::optional<double> judged_;         ///< the held-out loss after the last step, once it is known
 };
 
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>

@@ -184,7 +184,7 @@ int train_threads(int argc, char** argv) {
       if (rank == 0) problem = std::move(mine);
     };
     if (opt.device == "cuda") {
-      start_on_one_gpu(s, [&](model_run& run) { keep(train(s, run), run.rank()); });
+      start_on_one_gpu(s, [&](model_run& run) { keep(train(s, run), run.rank); });
     } else {
       plait::threads::run(static_cast<int>(s.mesh.size()),
                           [&](plait::threads::communicator ranks) { keep(train_on_cpu(s, ranks), ranks.rank()); });
@@ -284,7 +284,7 @@ int train_nccl(int argc, char** argv) {
       std::string problem;
       const rank_body body = [&](model_run& run) {
         std::string mine = train(s, run);
-        if (run.rank() == place.rank) problem = std::move(mine);
+        if (run.rank == place.rank) problem = std::move(mine);
       };
       launched ? start_launched(s, body) : start_on_all_gpus(s, body);
       return problem;

@@ -101,9 +101,9 @@ std::uint64_t per_rank(const plait::mesh_shape& shape, const plait::ledger::row&
 
 traffic traffic_of(const setup& s, model_run& run, std::int64_t steps) {
   plait::world& w = run.world();
-  const plait::ledger predicted = plan_of_rank(s, run.rank(), run.stages()).traffic;
+  const plait::ledger predicted = plan_of_rank(s, run.rank, run.stages).traffic;
   traffic out;
-  const auto seen = static_cast<std::uint64_t>(run.counted_steps()), all = static_cast<std::uint64_t>(steps);
+  const auto seen = static_cast<std::uint64_t>(run.counted_steps), all = static_cast<std::uint64_t>(steps);
   for (const auto& row : predicted.rows) w.ledger().of(row.label);  // predicted rows that were not sent count as 0
   // The number of rows that experts get depends on the tokens. Types determine only the number of exchanges.
   const auto total_of = [&](const plait::ledger& l, const std::string& label) {
@@ -274,7 +274,7 @@ std::string communication_text(const reporter::ending& e) {
 std::int64_t steps_between_lines(const setup& s) { return std::max<std::int64_t>(1, s.opt.steps / 20); }
 
 reporter::reporter(const setup& s, model_run& run, std::int64_t resumed)
-    : s_(s), shape_(s.mesh), use_(s, run.device_name()) {
+    : s_(s), shape_(s.mesh), use_(s, run.device_name) {
   if (!s.opt.log.empty()) log_.emplace(s.opt.log, "--log", resumed > 0);
   if (log_ && !log_->kept().empty()) say("the log of an earlier run is '{}' now\n", log_->kept());
   say("{} parameters{}, {} ({}), {} of {} tokens a step in {}, {}\n", plait::parameter_count(s.config),
@@ -283,7 +283,7 @@ reporter::reporter(const setup& s, model_run& run, std::int64_t resumed)
       counted(s.microbatches, "microbatch", "es"), precision_text(s.opt));
   say("{}{}", weights_text(s), adapters_text(s));
   say("{}", checkpoint_io_text(s.opt));
-  if (s.schedule.shape.ranks > 1) say("{}\n", pipeline_text(s, run.stages()));
+  if (s.schedule.shape.ranks > 1) say("{}\n", pipeline_text(s, run.stages));
   say("{}", recompute_text(s));
   if (s.opt.plan == "auto") say("{}", plan_text(s));
   say("{}", use_.heading());

@@ -95,11 +95,6 @@ class model_run {
   /// Runs optimizer step `index`, counted from 0, on that step's samples. During the step ranks exchange their
   /// requests. With `with_communication` they also exchange the times of communication since the step before.
   virtual plait::step_result step(std::int64_t index, bool with_communication) = 0;
-  /// Returns the requests of all ranks in the last step. Not collective.
-  virtual const requests& asked() const = 0;
-  /// Returns the communication of all ranks from the norm of the step before to that of the last step. It is empty if
-  /// ranks did not exchange it. Not collective.
-  virtual const std::vector<plait::axis_communication>& communication() const = 0;
   /// Returns the statistics of routers in the last step, by layer; empty for a model without experts. The ledger does
   /// not count the call's communication.
   virtual std::map<std::int64_t, plait::router_statistics> routers() = 0;
@@ -117,10 +112,6 @@ class model_run {
 
   /// Loads the step that --resume names, and returns the number of earlier steps: 0 if it names no step.
   virtual std::int64_t resume() = 0;
-  /// Returns the newest step that was in --checkpoint-dir at the beginning, or -1.
-  virtual std::int64_t newest_saved() = 0;
-  /// Returns the best step that was in --checkpoint-dir at the beginning, as recorded in the resumed step.
-  virtual best_step best_saved() = 0;
   /// Saves the state after `steps` steps in the background. Returns the saves that it had to wait for. `best` may be
   /// this step. It is recorded in the save, and with --keep-best that step is kept.
   virtual std::vector<plait::finished_save> save(std::int64_t steps, const best_step& best) = 0;
@@ -138,21 +129,26 @@ class model_run {
   /// far.
   virtual std::string longest_wait(const std::string& axes) = 0;
 
-  /// The number of this rank in the run.
-  virtual std::int64_t rank() = 0;
   /// Returns on rank 0 the events of all ranks in the traced step; empty if no step is traced.
   virtual std::vector<std::vector<plait::step_event>> traced() = 0;
-  /// The layers of the pipeline's stages.
-  virtual const std::vector<plait::stage_layers>& stages() const = 0;
 
   /// The world of one stage, on which the model's tensors are. Its ledger has counted `counted_steps` of the run's
   /// steps.
   virtual plait::world& world() = 0;
-  virtual std::int64_t counted_steps() const = 0;
   /// The most memory that this rank has used on its device.
   virtual std::size_t peak_bytes() const = 0;
-  /// The name of the device; empty for the CPU.
-  virtual std::string device_name() const = 0;
+
+  // Facts that the training sets.
+  std::int64_t rank = 0;                      ///< the number of this rank in the run
+  std::string device_name{};                  ///< empty for the CPU
+  std::vector<plait::stage_layers> stages{};  ///< the layers of the pipeline's stages
+  std::int64_t counted_steps = 0;             ///< steps that the world's ledger has counted
+  requests asked{};                           ///< the requests of all ranks in the last step
+  /// The communication of all ranks from the norm of the step before to that of the last step; empty if ranks did not
+  /// exchange it.
+  std::vector<plait::axis_communication> communication{};
+  std::int64_t newest_saved = -1;  ///< the newest step in --checkpoint-dir at the beginning; -1: none
+  best_step best_saved{};          ///< the best step in --checkpoint-dir, as recorded in the resumed step
 
  protected:
   model_run() = default;
@@ -184,7 +180,7 @@ class checkpointer {
   };
 
   checkpointer(const setup& s, model_run& run, std::function<void(const saved_step&)> tell)
-      : s_(s), run_(run), tell_(std::move(tell)), last_(run.newest_saved()), kept_(run.best_saved()) {}
+      : s_(s), run_(run), tell_(std::move(tell)), last_(run.newest_saved), kept_(run.best_saved) {}
 
   /// Saves after a step, if it is due. Collective calls are made only if all ranks have the same reason for them.
   void after(std::int64_t steps, const requests& asked) {

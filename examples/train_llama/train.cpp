@@ -43,14 +43,14 @@ void take_routers(const setup& s, model_run& run, plait::step_record& record) {
 /// Prints the text that the model samples after --prompt.
 std::string generate(const setup& s, model_run& run) {
   const std::vector<std::int64_t> text = run.sample();
-  if (run.rank() == 0) say("{}\n", text_of(s, text));
+  if (run.rank == 0) say("{}\n", text_of(s, text));
   return {};
 }
 
 /// Prints the loss over the held-out data.
 std::string evaluate(const setup& s, model_run& run) {
   const std::optional<double> loss = run.evaluate();
-  if (loss && run.rank() == 0)
+  if (loss && run.rank == 0)
     say("held-out loss {:.4f}, perplexity {:.4g}, of {} sequences of {} tokens\n", *loss, std::exp(*loss),
         s.judged()->held_out_samples(), s.opt.seq);
   return {};
@@ -75,7 +75,7 @@ std::string train(const setup& s, model_run& run) {
     return fmt::format("--data is missing: {} of --steps {} are done; name a text file, or token files (.bin)", resumed,
                        s.opt.steps);
   std::optional<reporter> report;
-  if (run.rank() == 0) report.emplace(s, run, resumed);
+  if (run.rank == 0) report.emplace(s, run, resumed);
 
   const auto begin = clock_type::now();
   reporter::ending end{.steps = resumed, .resumed = resumed, .last_loss = std::numeric_limits<double>::quiet_NaN()};
@@ -96,7 +96,7 @@ std::string train(const setup& s, model_run& run) {
     const auto start = clock_type::now();
     const double waited = w.ledger().total().seconds;
     const plait::step_result r = run.step(step, gathers_communication(s, step));
-    stops = run.asked().stop != 0;
+    stops = run.asked.stop != 0;
     const double stepped = seconds(start, clock_type::now());
     // On a GPU the host waits for the whole step, not for its communication.
     const double share = s.opt.device == "cpu" ? (w.ledger().total().seconds - waited) / stepped
@@ -105,7 +105,7 @@ std::string train(const setup& s, model_run& run) {
     end.last_loss = r.loss;
     plait::step_record record{
         end.steps, r.loss, r.gradient_norm, s.rate.at(step),     static_cast<double>(r.tokens) / stepped,
-        share,     0,      r.skipped,       run.communication(), r.auxiliary};
+        share,     0,      r.skipped,       run.communication, r.auxiliary};
     take_routers(s, run, record);
     if (report) report->step(std::move(record), stepped);
     end.skipped += r.skipped;
@@ -125,7 +125,7 @@ std::string train(const setup& s, model_run& run) {
           end.steps);
       break;
     }
-    saves.after(end.steps, run.asked());
+    saves.after(end.steps, run.asked);
   }
   if (s.opt.log_hashes > 0) hash();  // also of the last step
   end.seconds = seconds(begin, clock_type::now());

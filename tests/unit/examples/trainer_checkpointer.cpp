@@ -46,13 +46,9 @@ class saves_alone final : public model_run {
     return end(in_flight.size() < 2 ? 0 : in_flight.size() - 1);
   }
   double all_reduce(double value, plait::reduce_op) override { return value; }
-  std::int64_t newest_saved() override { return -1; }
-  best_step best_saved() override { return {}; }
 
   // Members that a checkpointer does not call.
   plait::step_result step(std::int64_t, bool) override { return {}; }
-  const requests& asked() const override { return asked_; }
-  const std::vector<plait::axis_communication>& communication() const override { return communication_; }
   std::map<std::int64_t, plait::router_statistics> routers() override { return {}; }
   std::optional<double> evaluate() override {
     if (losses.empty()) return {};
@@ -67,13 +63,9 @@ class saves_alone final : public model_run {
   std::int64_t resume() override { return 0; }
   std::vector<plait::axis_communication> of_ranks(const std::vector<plait::axis_times>&) override { return {}; }
   std::string longest_wait(const std::string&) override { return {}; }
-  std::int64_t rank() override { return 0; }
   std::vector<std::vector<plait::step_event>> traced() override { return {}; }
-  const std::vector<plait::stage_layers>& stages() const override { return stages_; }
   plait::world& world() override { plait::fail("a run of saves alone has no world"); }
-  std::int64_t counted_steps() const override { return 0; }
   std::size_t peak_bytes() const override { return 0; }
-  std::string device_name() const override { return {}; }
 
  private:
   /// Ends the oldest `count` saves in flight.
@@ -90,10 +82,6 @@ class saves_alone final : public model_run {
     }
     return ended;
   }
-
-  requests asked_;
-  std::vector<plait::axis_communication> communication_;
-  std::vector<plait::stage_layers> stages_;
 };
 
 /// Runs a checkpointer over steps 2, 4, ... `last`, each of which is saved. Returns its final report of the last state.
