@@ -50,34 +50,31 @@
 template <class Device>
 class request_exchange {
  public:
-  request_exchange(Device& device, plait::any_communicator ranks) : ranks_(std::move(ranks)), there_(device, numbers) {}
+  request_exchange(Device& device, plait::any_communicator ranks) : ranks_(std::move(ranks)), there_(device, 1) {}
 
   /// Collective, as `finish`.
   void start(const requests& own) {
-    own_ = own;
+    asked_ = own;
     if (ranks_.size() == 1) return;
-    const std::array<double, numbers> mine{own.stop, own.save, own.ended_saves, own.communication};
-    there_.upload(mine.data(), numbers);
+    constexpr std::size_t numbers = sizeof(requests) / sizeof(double);
+    there_.upload(&asked_, 1);
     ranks_.start_all_reduce(there_.data(), there_.data(), numbers, plait::dtype::f64, plait::reduce_op::max)
         .swap(in_flight_);
   }
   /// Returns the requests of all ranks, as each passed them to `start`.
   requests finish() {
-    if (ranks_.size() == 1) return own_;
+    if (ranks_.size() == 1) return asked_;
     in_flight_.wait();
-    std::array<double, numbers> all{};
-    there_.download(all.data(), numbers);
-    return {all[0], all[1], all[2], all[3]};
+    there_.download(&asked_, 1);
+    return asked_;
   }
   plait::any_communicator& ranks() { return ranks_; }
 
  private:
-  static constexpr std::size_t numbers = 4;
-
   plait::any_communicator ranks_;
-  plait::host_values<double, Device> there_;
+  plait::host_values<requests, Device> there_;
   plait::request in_flight_;
-  requests own_;
+  requests asked_;
 };
 
 /// Runs the steps of a device one by one. cuda_llama_run.hpp has the version for GPUs.
@@ -297,23 +294,6 @@ class text_sampler {
   const plait::sequence_order& order_;
 };
 
-/// Visits the parameters of a model except those of adapters, for functions that load weights.
-template <class Model>
-class base_weights {
- public:
-  explicit base_weights(Model& model) : model_(model) {}
-  template <class F>
-  void visit(F&& f) {
-    model_.visit([&](auto& p) {
-      if (!plait::is_of_adapter(p.name())) f(p);
-    });
-  }
-  auto& executor() { return model_.executor(); }
-
- private:
-  Model& model_;
-};
-
 /// Loads and saves the states of a rank's run, as --init-from, --resume and --checkpoint-dir say. It has the run's
 /// place in the data and its learning rate schedule. All functions are collective, except those that only return a
 /// value.
@@ -531,8 +511,8 @@ class llama_run final : public model_run {
     model_.visit([&](auto& p) {
       if (!s.begins_from_weights() || plait::is_of_adapter(p.name())) p.initialize(ctx_);
     });
-    base_weights base(model_);
-    if (s.weights) plait::load_weights(ctx_, base, s.weights->entries, s.weights->source());
+    if (s.weights)
+      plait::load_weights(ctx_, model_, s.weights->entries, s.weights->source(), {}, plait::is_of_adapter);
     if (!s.first_step.empty()) states_.load_first_step();
     model_.gather_changed(ctx_);
     world_.stage().ledger().clear();

@@ -182,10 +182,13 @@ void load_parameter(const context<Device>& ctx, parameter<Precision, Device>& p,
 /// anything, it throws `error` with all names, whose text starts with `source`. Causes are a parameter of any stage
 /// without a tensor of its shape, and a tensor without a parameter. A tensor under the first name of an alias may be
 /// absent. If it is present, it must equal the tensor under the second name. A file that cannot be read to its end is
-/// also an error, but then some parameters are filled.
+/// also an error, but then some parameters are filled. Parameters whose names `keeps` accepts, such as `is_of_adapter`,
+/// stay as they are and have no tensors.
 template <compute_device Device, class Model>
 void load_weights(const context<Device>& ctx, Model& model, std::span<const weight_tensor> entries,
-                  const std::string& source, const parameter_aliases& aliases = {}) {
+                  const std::string& source, const parameter_aliases& aliases = {},
+                  bool (*keeps)(std::string_view name) = nullptr) {
+  const auto stays = [&](const std::string& name) { return is_last_load(name) || (keeps != nullptr && keeps(name)); };
   const auto by_name = detail::entries_by_name(entries, source);
   const auto find = [&](const std::string& name) {
     const auto found = by_name.find(name);
@@ -193,7 +196,7 @@ void load_weights(const context<Device>& ctx, Model& model, std::span<const weig
   };
   detail::wanted_tensors wanted;
   model.visit([&](auto& p) {
-    if (is_last_load(p.name())) return;
+    if (stays(p.name())) return;
     wanted.names.insert(fnv1a(p.name()));
     const weight_tensor* const entry = find(p.name());
     if (!entry)
@@ -224,7 +227,7 @@ void load_weights(const context<Device>& ctx, Model& model, std::span<const weig
   for (std::size_t i = 0; i < std::min<std::size_t>(wanted.misfits.size(), 20); ++i) add(wanted.misfits[i]);
   if (!problems.empty()) fail(source + problems);
   model.visit([&](auto& p) {
-    if (!is_last_load(p.name())) load_parameter(ctx, p, *find(p.name()), source);
+    if (!stays(p.name())) load_parameter(ctx, p, *find(p.name()), source);
   });
 }
 
