@@ -73,97 +73,83 @@ struct recompute_choice {
 
 namespace detail {
 
-/// The Pareto-optimal choices for the layers of one chunk, built up layer by layer.
-class chunk_choices {
- public:
-  struct state {
-    recompute_price sum;
-    int from = 0, mode = 0;  ///< the state of the layers before, and the mode of the last one
-  };
+/// A choice of modes for the first layers of a chunk, and the sum of their prices.
+struct chunk_choice {
+  recompute_price sum{};
+  const chunk_choice* before = nullptr;  ///< the choice for the layers before the last one; null: there is none
+  int mode = 0;                          ///< of the last layer
 
-  constexpr explicit chunk_choices(const chunk_prices& layers) : steps_{{state{}}} {
-    for (const layer_prices& modes : layers) {
-      const std::vector<state>& before = steps_.back();
-      std::vector<state> all;
-      for (std::size_t i = 0; i < before.size(); ++i)
-        for (std::size_t m = 0; m < modes.size(); ++m)
-          all.push_back({{before[i].sum.bytes + modes[m].bytes, before[i].sum.deferred + modes[m].deferred,
-                          before[i].sum.cost + modes[m].cost},
-                         static_cast<int>(i),
-                         static_cast<int>(m)});
-      std::vector<state> best = undominated(std::move(all));
-      steps_.push_back(std::move(best));
-    }
-    std::sort(steps_.back().begin(), steps_.back().end(),
-              [](const state& a, const state& b) { return a.sum.cost < b.sum.cost; });
+  constexpr std::vector<int> modes() const {
+    std::vector<int> all;
+    for (const chunk_choice* c = this; c->before != nullptr; c = c->before) all.insert(all.begin(), c->mode);
+    return all;
   }
-
-  /// The number of choices for all layers.
-  constexpr std::size_t size() const { return steps_.back().size(); }
-  constexpr const recompute_price& sum(std::size_t i) const { return steps_.back()[i].sum; }
-  constexpr std::vector<int> modes(std::size_t i) const {
-    std::vector<int> out(steps_.size() - 1, 0);
-    auto at = static_cast<int>(i);
-    for (std::size_t layer = out.size(); layer-- > 0;) {
-      const state& s = steps_[layer + 1][static_cast<std::size_t>(at)];
-      out[layer] = s.mode;
-      at = s.from;
-    }
-    return out;
-  }
-
- private:
-  /// Returns the states that no other state beats, by rising bytes. `stairs` has the pairs of deferred bytes and cost
-  /// seen so far, by falling cost.
-  static constexpr std::vector<state> undominated(std::vector<state> all) {
-    std::sort(all.begin(), all.end(), [](const state& a, const state& b) {
-      if (a.sum.bytes != b.sum.bytes) return a.sum.bytes < b.sum.bytes;
-      return a.sum.deferred != b.sum.deferred ? a.sum.deferred < b.sum.deferred : a.sum.cost < b.sum.cost;
-    });
-    std::vector<state> out;
-    std::vector<std::pair<std::int64_t, double>> stairs;
-    for (const state& s : all) {
-      auto next = std::upper_bound(stairs.begin(), stairs.end(), s.sum.deferred,
-                                   [](std::int64_t deferred, const auto& stair) { return deferred < stair.first; });
-      if (next != stairs.begin() && (next - 1)->second <= s.sum.cost) continue;
-      auto first = next;  // the first pair that this state equals or beats
-      if (first != stairs.begin() && (first - 1)->first == s.sum.deferred) --first;
-      while (next != stairs.end() && next->second >= s.sum.cost) ++next;
-      stairs.insert(stairs.erase(first, next), {s.sum.deferred, s.sum.cost});
-      out.push_back(s);
-    }
-    return out;
-  }
-
-  std::vector<std::vector<state>> steps_;  ///< of the first 0, 1, ... layers; those of all by their cost
 };
+/// The Pareto-optimal choices for the first 0, 1, ... layers of a chunk; those for all layers by rising cost.
+using chunk_choices = std::vector<std::vector<chunk_choice>>;
+
+/// Returns the choices that no other choice beats, by rising bytes. `stairs` has the pairs of deferred bytes and cost
+/// seen so far, by falling cost.
+constexpr std::vector<chunk_choice> undominated(std::vector<chunk_choice> all) {
+  std::sort(all.begin(), all.end(), [](const chunk_choice& a, const chunk_choice& b) {
+    if (a.sum.bytes != b.sum.bytes) return a.sum.bytes < b.sum.bytes;
+    return a.sum.deferred != b.sum.deferred ? a.sum.deferred < b.sum.deferred : a.sum.cost < b.sum.cost;
+  });
+  std::vector<chunk_choice> out;
+  std::vector<std::pair<std::int64_t, double>> stairs;
+  for (const chunk_choice& c : all) {
+    auto next = std::upper_bound(stairs.begin(), stairs.end(), c.sum.deferred,
+                                 [](std::int64_t deferred, const auto& stair) { return deferred < stair.first; });
+    if (next != stairs.begin() && (next - 1)->second <= c.sum.cost) continue;
+    auto first = next;  // the first pair that this choice equals or beats
+    if (first != stairs.begin() && (first - 1)->first == c.sum.deferred) --first;
+    while (next != stairs.end() && next->second >= c.sum.cost) ++next;
+    stairs.insert(stairs.erase(first, next), {c.sum.deferred, c.sum.cost});
+    out.push_back(c);
+  }
+  return out;
+}
+
+/// Builds up the choices layer by layer.
+constexpr chunk_choices choices_of(const chunk_prices& layers) {
+  chunk_choices steps(1, std::vector<chunk_choice>(1));
+  for (const layer_prices& modes : layers) {
+    std::vector<chunk_choice> all;
+    for (const chunk_choice& before : steps.back())
+      for (std::size_t m = 0; m < modes.size(); ++m)
+        all.push_back({{before.sum.bytes + modes[m].bytes, before.sum.deferred + modes[m].deferred,
+                        before.sum.cost + modes[m].cost},
+                       &before,
+                       static_cast<int>(m)});
+    steps.push_back(undominated(std::move(all)));
+  }
+  std::sort(steps.back().begin(), steps.back().end(),
+            [](const chunk_choice& a, const chunk_choice& b) { return a.sum.cost < b.sum.cost; });
+  return steps;
+}
 
 /// A search through the choices of all chunks, the cheapest of each first.
 class recompute_search {
  public:
   constexpr recompute_search(const std::vector<chunk_choices>& chunks,
                              const std::vector<std::vector<chunk_in_flight>>& times, std::int64_t budget)
-      : chunks_(chunks),
-        times_(times),
-        budget_(budget),
-        least_(chunks.size(), recompute_price{}),
-        cheapest_(chunks.size() + 1, 0.0) {
-    for (std::size_t c = 0; c < chunks.size(); ++c) {
-      least_[c] = chunks[c].sum(0);
-      for (std::size_t i = 1; i < chunks[c].size(); ++i) {
-        least_[c].bytes = std::min(least_[c].bytes, chunks[c].sum(i).bytes);
-        least_[c].deferred = std::min(least_[c].deferred, chunks[c].sum(i).deferred);
+      : chunks_(chunks), times_(times), budget_(budget), cheapest_(chunks.size() + 1, 0.0), chosen_(chunks.size(), 0) {
+    for (const chunk_choices& choices : chunks) {
+      recompute_price& least = least_.emplace_back(choices.back()[0].sum);
+      for (const chunk_choice& c : choices.back()) {
+        least.bytes = std::min(least.bytes, c.sum.bytes);
+        least.deferred = std::min(least.deferred, c.sum.deferred);
       }
     }
-    for (std::size_t c = chunks.size(); c-- > 0;) cheapest_[c] = cheapest_[c + 1] + chunks[c].sum(0).cost;
-    chosen_.assign(chunks.size(), 0);
+    for (std::size_t c = chunks.size(); c-- > 0;) cheapest_[c] = cheapest_[c + 1] + chunks[c].back()[0].sum.cost;
     sums_ = least_;
+    take(0, 0);
   }
 
-  constexpr void run() { take(0, 0); }
   constexpr bool found() const { return found_; }
-  constexpr double cost() const { return cost_; }
+  /// The indices of the cheapest choices that fit.
   constexpr const std::vector<std::size_t>& best() const { return best_; }
+  constexpr double cost() const { return cost_; }
   /// Returns the most bytes that are kept at one time.
   constexpr std::int64_t bytes(const std::vector<recompute_price>& sums) const {
     std::int64_t most = 0;
@@ -182,8 +168,8 @@ class recompute_search {
       found_ = true, cost_ = cost, best_ = chosen_;
       return;
     }
-    for (std::size_t i = 0; i < chunks_[chunk].size(); ++i) {
-      const recompute_price& sum = chunks_[chunk].sum(i);
+    for (std::size_t i = 0; i < chunks_[chunk].back().size(); ++i) {
+      const recompute_price& sum = chunks_[chunk].back()[i].sum;
       if (found_ && cost + sum.cost + cheapest_[chunk + 1] >= cost_) break;  // later choices cost as much or more
       sums_[chunk] = sum;
       if (bytes(sums_) > budget_) continue;  // even with the least of the later chunks
@@ -196,9 +182,9 @@ class recompute_search {
   const std::vector<chunk_choices>& chunks_;
   const std::vector<std::vector<chunk_in_flight>>& times_;
   std::int64_t budget_;
-  std::vector<recompute_price> least_, sums_{};
+  std::vector<recompute_price> least_{}, sums_{};
   std::vector<double> cheapest_;  ///< of this chunk and the later ones
-  std::vector<std::size_t> chosen_{}, best_{};
+  std::vector<std::size_t> chosen_, best_{};
   double cost_ = 0;
   bool found_ = false;
 };
@@ -206,11 +192,7 @@ class recompute_search {
 /// Returns the smallest budget that can be met.
 constexpr std::int64_t least_budget(const std::vector<chunk_choices>& chunks,
                                     const std::vector<std::vector<chunk_in_flight>>& times) {
-  const auto met = [&](std::int64_t budget) {
-    recompute_search search(chunks, times, budget);
-    search.run();
-    return search.found();
-  };
+  const auto met = [&](std::int64_t budget) { return recompute_search(chunks, times, budget).found(); };
   std::int64_t low = -1, high = 1;  // not met, met
   while (!met(high)) low = high, high *= 2;
   while (high - low > 1) {
@@ -248,18 +230,18 @@ constexpr recompute_choice choose_recompute(const std::vector<chunk_prices>& chu
     if (time.size() != chunks.size())
       fail({"choose_recompute: prices of ", chunks.size(), " chunks, and microbatches in flight of ", time.size()});
   std::vector<detail::chunk_choices> choices;
-  for (const chunk_prices& layers : chunks) choices.emplace_back(layers);
+  for (const chunk_prices& layers : chunks) choices.push_back(detail::choices_of(layers));
   recompute_choice out;
-  detail::recompute_search search(choices, times, budget);
-  search.run();
+  const detail::recompute_search search(choices, times, budget);
   if (!search.found()) {
     out.least = detail::least_budget(choices, times);
     return out;
   }
   std::vector<recompute_price> sums;
   for (std::size_t c = 0; c < chunks.size(); ++c) {
-    sums.push_back(choices[c].sum(search.best()[c]));
-    out.modes.push_back(choices[c].modes(search.best()[c]));
+    const detail::chunk_choice& best = choices[c].back()[search.best()[c]];
+    sums.push_back(best.sum);
+    out.modes.push_back(best.modes());
     detail::order_equal_layers(chunks[c], out.modes.back());
   }
   out.cost = search.cost();
