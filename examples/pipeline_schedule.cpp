@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "plait/io/atomic_file.hpp"
 #include "plait/schedule/parse.hpp"
 #include "train_llama/observe/pictures.hpp"
 
@@ -83,8 +84,8 @@ int main(int argc, char** argv) try {
   for (const pl::step_entry& step : programs[0]) std::printf("  %s\n", pl::describe(step).c_str());
   std::printf("\nThe same schedule as CSV for PyTorch's torch.distributed.pipelining:\n%s", pl::to_csv(small).c_str());
 
-  pl::write_pipeline_svg(timelines, "pipeline.svg");
-  pl::write_chrome_trace(pl::trace_of(timelines.back(), 1e6), "pipeline.json");
+  pl::write_file_atomically("pipeline.svg", pl::pipeline_svg(timelines), "timelines");
+  pl::write_file_atomically("pipeline.json", pl::to_chrome_trace(pl::trace_of(timelines.back(), 1e6)), "trace");
   std::printf("\npipeline.svg holds the timelines, pipeline.json the last one for ui.perfetto.dev\n");
 } catch (const std::exception& e) {
   std::fprintf(stderr, "pipeline_schedule: %s\n", e.what());

@@ -16,6 +16,7 @@
 #include "../number_text.hpp"
 #include "machine.hpp"
 #include "plait/device/cpu.hpp"
+#include "plait/io/atomic_file.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/nn/strategy.hpp"
@@ -406,7 +407,8 @@ void reporter::finish(const ending& e) {
   if (e.steps > step && std::any_of(e.traced.begin(), e.traced.end(), [](const auto& rank) { return !rank.empty(); }))
     timelines = timelines_of(s_, step, e.traced);
   if (log_) summary.add("options", options_object(s_.opt)).add("memory", memory_object(s_));
-  if (log_ && !timelines.empty()) summary.add("timeline", plait::pipeline_svg(timelines));
+  const std::string timeline = timelines.empty() ? "" : plait::pipeline_svg(timelines);
+  if (!timeline.empty()) summary.add("timeline", timeline);
   logged([&](plait::json_log& log) { log.summary(summary); });
   say("{}{} in {}",
       e.diverged          ? "diverged: "
@@ -428,18 +430,16 @@ void reporter::finish(const ending& e) {
   if (!s_.opt.plot.empty()) written([&] { draw(); });
   if (!s_.opt.report.empty()) written([&] { plait::write_report(s_.opt.log, s_.opt.report, "--log", "--report"); });
   if (timelines.empty() && !e.traced.empty()) say("nothing is traced: the run ended before step {}\n", step + 1);
-  if (!timelines.empty()) show(step, timelines, e.traced);
+  if (!timelines.empty()) {
+    const auto trace = [&] { return plait::to_chrome_trace(plait::trace_of(e.traced)); };
+    if (!s_.opt.trace.empty()) written([&] { plait::write_file_atomically(s_.opt.trace, trace(), "--trace"); });
+    if (s_.schedule.shape.ranks > 1)
+      say("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the mean times of its parts\n", step + 1,
+          100 * timelines[1].idle(), 100 * timelines[0].idle());
+    if (!s_.opt.timeline.empty())
+      written([&] { plait::write_file_atomically(s_.opt.timeline, timeline, "--timeline"); });
+  }
   say_now();
-}
-
-void reporter::show(std::int64_t step, const std::vector<plait::pipeline_timeline>& timelines,
-                    const std::vector<std::vector<plait::step_event>>& traced) {
-  if (!s_.opt.trace.empty())
-    written([&] { plait::write_chrome_trace(plait::trace_of(traced), s_.opt.trace, "--trace"); });
-  if (s_.schedule.shape.ranks > 1)
-    say("bubble of step {}: {:.1f} % measured, {:.1f} % simulated from the mean times of its parts\n", step + 1,
-        100 * timelines[1].idle(), 100 * timelines[0].idle());
-  if (!s_.opt.timeline.empty()) written([&] { plait::write_pipeline_svg(timelines, s_.opt.timeline, "--timeline"); });
 }
 
 double reporter::median_step() const { return took_.empty() ? 0 : plait::median(took_); }
@@ -449,5 +449,5 @@ void reporter::draw() {
   chart.title = fmt::format("{} on {}", s_.begins_from_weights() ? s_.opt.init_from : s_.opt.model, mesh_text(shape_));
   chart.series = std::move(curves_);
   if (s_.entropy > 0) chart.reference = plait::curve_reference{"unigram entropy", s_.entropy};
-  plait::write_curve(chart, s_.opt.plot, "--plot");
+  plait::write_file_atomically(s_.opt.plot, plait::curve_svg(chart), "--plot");
 }

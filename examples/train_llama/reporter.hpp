@@ -132,9 +132,6 @@ class reporter {
   void begin_curves(std::int64_t resumed);
   void add_held_out(std::int64_t step, double loss);
   void draw();
-  /// Writes the pictures of the traced step, and prints its bubble.
-  void show(std::int64_t step, const std::vector<plait::pipeline_timeline>& timelines,
-            const std::vector<std::vector<plait::step_event>>& traced);
 
   /// Returns the seconds of the median step; 0 if there was no step.
   double median_step() const;

@@ -1,4 +1,4 @@
-// Draws SVG images, line charts and timelines of pipelines, and writes traces for chrome://tracing and ui.perfetto.dev.
+// Draws line charts and timelines of pipelines as SVG, and makes traces for chrome://tracing and ui.perfetto.dev.
 #pragma once
 
 #include <fmt/format.h>
@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "plait/io/atomic_file.hpp"
 #include "plait/io/json.hpp"
 #include "plait/schedule/schedule.hpp"
 #include "plait/schedule/verify.hpp"
@@ -301,11 +300,6 @@ class curve_drawing {
 /// 380 points is drawn as its range and mean per column, so the size of the image is bounded.
 inline std::string curve_svg(const curve_chart& chart) { return detail::curve_drawing(chart).svg(); }
 
-/// Writes the chart atomically. Throws `error` with `flag` if that fails.
-inline void write_curve(const curve_chart& chart, const std::string& path, const std::string& flag = "curve") {
-  write_file_atomically(path, curve_svg(chart), flag);
-}
-
 namespace detail {
 
 /// Draws timelines one under the other; coordinates are SVG user units.
@@ -562,12 +556,6 @@ inline std::string pipeline_svg(const std::vector<pipeline_timeline>& timelines)
   return detail::pipeline_drawing(timelines).svg();
 }
 
-/// Writes the image atomically. Throws `error` with `flag` if that fails.
-inline void write_pipeline_svg(const std::vector<pipeline_timeline>& timelines, const std::string& path,
-                               const std::string& flag = "timeline") {
-  write_file_atomically(path, pipeline_svg(timelines), flag);
-}
-
 /// An event of a rank, with its times: a computation, a collective, a message, a save.
 struct trace_event {
   int rank = 0;
@@ -630,11 +618,6 @@ inline std::string to_chrome_trace(const trace& t) {
                                   e.flow_in));
   }
   return fmt::format("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n", fmt::join(lines, ",\n"));
-}
-
-/// Writes the trace atomically. Throws `error` with `flag` if that fails.
-inline void write_chrome_trace(const trace& t, const std::string& path, const std::string& flag = "trace") {
-  write_file_atomically(path, to_chrome_trace(t), flag);
 }
 
 /// Returns a pipeline's timeline as events, with arrows from actions that send a message to those that need it.

@@ -163,9 +163,6 @@ TEST_CASE("a large drawing is small, an empty one is valid, and odd titles are w
   CHECK(contains(odd, "&lt;&amp;&gt;&quot;"));
   CHECK(!contains(odd, "nan"));
   CHECK(!contains(odd, "inf"));
-  const temp_folder folder;
-  write_pipeline_svg({empty}, folder / "a.svg");
-  CHECK(folder.read("a.svg") == odd);
 }
 
 TEST_CASE("idle shares of a timeline that does not start at 0") {
@@ -231,7 +228,4 @@ TEST_CASE("a trace's times count from its earliest start, and an empty one is va
   const std::string text = to_chrome_trace(t);
   CHECK(contains(text, "\"ts\":0.123,\"dur\":1.500"));
   CHECK(contains(text, "\"ts\":0.000,\"dur\":0.000"));
-  const temp_folder folder;
-  write_chrome_trace(t, folder / "t.json");
-  CHECK(folder.read("t.json") == text);
 }

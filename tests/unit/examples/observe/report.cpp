@@ -252,11 +252,3 @@ TEST_CASE("ranges of any size") {
     CHECK(occurrences(svg, "text-anchor=\"end\"") >= 2);
   }
 }
-
-TEST_CASE("the image is written completely, and errors name the field") {
-  temp_folder dir;
-  plait::write_curve(falling(3), dir / "loss.svg");
-  CHECK(dir.read("loss.svg") == curve_svg(falling(3)));
-  CHECK(dir.entries() == 1);
-  CHECK_ERROR(plait::write_curve({}, dir / "absent/loss.svg"), "curve", "absent/loss.svg", "No such file");
-}
