@@ -511,8 +511,7 @@ class llama_run final : public model_run {
     model_.visit([&](auto& p) {
       if (!s.begins_from_weights() || plait::is_of_adapter(p.name())) p.initialize(ctx_);
     });
-    if (s.weights)
-      plait::load_weights(ctx_, model_, s.weights->entries, s.weights->source(), {}, plait::is_of_adapter);
+    if (s.weights) plait::load_weights(ctx_, model_, s.weights->entries, s.weights->source(), {}, plait::is_of_adapter);
     if (!s.first_step.empty()) states_.load_first_step();
     model_.gather_changed(ctx_);
     world_.stage().ledger().clear();
@@ -620,19 +619,19 @@ class llama_run final : public model_run {
   }
   std::string longest_wait(const std::string& axes) override {
     struct record {
-      double seconds;
-      char text[240];
+      double seconds = 0;
+      plait::fixed_text<240> text{};
     };
     const auto& executor = model_.executor();
     const plait::step_wait mine = plait::longest_wait(executor.step(), executor.along().rank(),
                                                       model_.executor().measured().waits(), axes, model_.unit_names());
-    record own{mine.seconds, {}};
-    mine.text(static_cast<double>(counted_steps)).copy(own.text, sizeof own.text - 1);
+    const record own{mine.seconds, mine.text(static_cast<double>(counted_steps))};
     std::string longest;
     double most = 0;
     const auto all = plait::gather_records<record>(device_, world_.root(), {own}, 0);
     for (std::size_t r = 0; r < all.size(); ++r)
-      if (all[r][0].seconds > most) most = all[r][0].seconds, longest = plait::cat({all[r][0].text, ", on rank ", r});
+      if (all[r][0].seconds > most)
+        most = all[r][0].seconds, longest = plait::cat({all[r][0].text.view(), ", on rank ", r});
     return longest;
   }
   plait::world& world() override { return world_.stage(); }

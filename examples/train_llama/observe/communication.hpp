@@ -1,9 +1,7 @@
 // The times of each rank's communication, by axes, and their mean and worst over all ranks.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <iterator>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -13,6 +11,7 @@
 #include "plait/comm/host_values.hpp"
 #include "plait/comm/metrics.hpp"
 #include "plait/core/error.hpp"
+#include "plait/core/text.hpp"
 #include "plait/device/device.hpp"
 
 namespace plait {
@@ -25,9 +24,9 @@ inline double hidden_share(double seconds, double waited) {
 
 /// The communication of one rank over the groups of some axes.
 struct axis_times {
-  std::string axes;    ///< names as in the ledger: "dp", "cp+dp"
-  double seconds = 0;  ///< from start to end of calls; NaN: not measured, because calls only enqueue work on a device
-  double waited = 0;   ///< part of `seconds` that the rank waited in the communicator; NaN if unknown
+  fixed_text<64> axes;  ///< names as in the ledger: "dp", "cp+dp"
+  double seconds = 0;   ///< from start to end of calls; NaN: not measured, because calls only enqueue work on a device
+  double waited = 0;    ///< part of `seconds` that the rank waited in the communicator; NaN if unknown
 
   double hidden() const { return hidden_share(seconds, waited); }
 };
@@ -68,6 +67,7 @@ class communication_clock {
     std::vector<axis_times> all;
     for (const ledger::row& r : book_->rows) {
       axis_times& t = all.emplace_back(axis_times{r.label});
+      if (t.axes.view() != r.label) fail({"communication_clock: the label '", r.label, "' is too long"});
       t.seconds = r.in_flight.seconds();
       if (t.seconds > 0)
         for (const ledger::entry& e : r.kinds) t.waited += e.seconds;
@@ -79,16 +79,6 @@ class communication_clock {
   const ledger* book_;
   std::vector<axis_times> before_;
 };
-
-namespace detail {
-
-/// `axis_times` as bytes that can be sent.
-struct sent_axis_times {
-  char axes[64];
-  double seconds, waited;
-};
-
-}  // namespace detail
 
 /// Returns the mean and the worst rank of the times of all ranks, in the order in which ranks name axes. The result is
 /// equal on every rank. Collective over `ranks`, so call it between steps, and not after every step:
@@ -102,24 +92,15 @@ struct sent_axis_times {
 template <compute_device Device>
 std::vector<axis_communication> communication_of_ranks(Device& device, any_communicator& ranks,
                                                        const std::vector<axis_times>& mine, std::size_t most = 0) {
-  std::vector<detail::sent_axis_times> own;
-  for (const axis_times& t : mine) {
-    detail::sent_axis_times& s = own.emplace_back();
-    if (t.axes.size() >= sizeof s.axes)
-      fail({"communication_of_ranks: the label '", t.axes, "' has ", t.axes.size(), " letters; legal are up to ",
-            sizeof s.axes - 1});
-    std::fill(std::begin(s.axes), std::end(s.axes), '\0');
-    std::copy(t.axes.begin(), t.axes.end(), s.axes);
-    s.seconds = t.seconds, s.waited = t.waited;
-  }
+  std::vector<axis_times> own = mine;
   if (own.size() < most) own.resize(most);  // pads with records without a label
-  const std::vector<std::vector<detail::sent_axis_times>> all =
+  const std::vector<std::vector<axis_times>> all =
       most > 0 ? gather_equal_records(device, ranks, own) : gather_records(device, ranks, own);
   std::vector<axis_communication> out;
   std::vector<double> having;
   for (std::size_t r = 0; r < all.size(); ++r)
-    for (const detail::sent_axis_times& s : all[r]) {
-      const std::string_view axes = s.axes;
+    for (const axis_times& t : all[r]) {
+      const std::string_view axes = t.axes.view();
       if (axes.empty()) continue;
       std::size_t i = 0;
       while (i < out.size() && out[i].axes != axes) ++i;
@@ -129,10 +110,9 @@ std::vector<axis_communication> communication_of_ranks(Device& device, any_commu
       }
       axis_communication& c = out[i];
       ++having[i];
-      c.seconds += s.seconds;
-      c.waited += s.waited;
-      if (const double hidden = hidden_share(s.seconds, s.waited); hidden < c.worst)
-        c.worst = hidden, c.worst_rank = static_cast<int>(r);
+      c.seconds += t.seconds;
+      c.waited += t.waited;
+      if (t.hidden() < c.worst) c.worst = t.hidden(), c.worst_rank = static_cast<int>(r);
     }
   for (std::size_t i = 0; i < out.size(); ++i) {
     out[i].seconds /= having[i];

@@ -17,6 +17,7 @@
 
 #include "plait/comm/host_values.hpp"
 #include "plait/comm/metrics.hpp"
+#include "plait/core/text.hpp"
 #include "plait/parallel/executor.hpp"
 #include "plait/parallel/pipeline.hpp"
 #include "plait/schedule/expand.hpp"
@@ -40,18 +41,8 @@ struct step_event {
   double begin = 0, end = 0;   ///< seconds since the step's origin, which all ranks share
   std::uint64_t bytes = 0;
   std::uint64_t flow = 0;  ///< for a message: the same number at its sender and its receiver
-  char name[40]{};
-  char axis[16]{};
-
-  void call(std::string_view text) { copy(text, name, sizeof name); }
-  void along(std::string_view text) { copy(text, axis, sizeof axis); }
-
- private:
-  static void copy(std::string_view text, char* to, std::size_t room) {
-    const std::size_t n = std::min(text.size(), room - 1);
-    std::copy_n(text.data(), n, to);
-    to[n] = '\0';
-  }
+  fixed_text<40> name{};
+  fixed_text<16> axis{};
 };
 static_assert(std::is_trivially_copyable_v<step_event>);
 
@@ -82,13 +73,13 @@ inline std::vector<step_event> events_of(const pipeline_shape& shape, const std:
     out.begin = e.begin - origin, out.end = e.end - origin, out.bytes = e.bytes;
     if (e.step.op == step_op::pass) {
       out.action = e.step.pass;
-      out.call(describe(e.step.pass));
+      out.name = describe(e.step.pass);
     } else {
       out.what = step_event::kind::message;
       out.sends = e.step.op == step_op::send;
       out.flow = group * detail::slots(shape) + detail::slot_of(shape, e.step.transfer) + 1;
-      out.call(describe(e.step));
-      out.along("pp");
+      out.name = describe(e.step);
+      out.axis = "pp";
     }
     all.push_back(out);
   }
@@ -99,8 +90,8 @@ inline std::vector<step_event> events_of(const pipeline_shape& shape, const std:
     step_event out;
     out.what = step_event::kind::collective;
     out.begin = e.start - origin, out.end = std::max(e.start, e.end) - origin, out.bytes = e.bytes;
-    out.call(name_of(e.kind));
-    out.along(label);
+    out.name = name_of(e.kind);
+    out.axis = label;
     if (program != nullptr) {
       const std::vector<step_entry>& entries = program->step.programs[static_cast<std::size_t>(program->rank)];
       if (const auto place = static_cast<std::size_t>(e.place);
@@ -120,7 +111,7 @@ inline std::vector<step_event> events_of(const pipeline_shape& shape, const std:
     out.action = e.entry.pass;
     out.begin = e.start - origin + (pass ? 0 : e.waited), out.end = e.end - origin;
     belongs(out, e.entry);
-    out.call(describe(e.entry));
+    out.name = describe(e.entry);
     all.push_back(out);
   }
   return all;
@@ -138,7 +129,7 @@ inline trace trace_of(const std::vector<std::vector<step_event>>& ranks) {
       const bool updates = e.what == step_event::kind::update;
       trace_event out{.rank = rank,
                       .track = updates ? 0 : static_cast<int>(e.what) + (arrives ? 1 : 0),
-                      .name = e.name,
+                      .name = e.name.str(),
                       .category = e.what == step_event::kind::action       ? "compute"
                                   : e.what == step_event::kind::collective ? "collective"
                                   : updates                                ? "update"
@@ -146,7 +137,7 @@ inline trace trace_of(const std::vector<std::vector<step_event>>& ranks) {
                       .start_ns = static_cast<std::int64_t>(e.begin * 1e9),
                       .duration_ns = static_cast<std::int64_t>((e.end - e.begin) * 1e9),
                       .bytes = e.bytes,
-                      .axis = e.axis};
+                      .axis = e.axis.str()};
       if (e.flow != 0) (e.sends ? out.flow_out : out.flow_in) = e.flow;
       used[out.track] = true;
       t.events.push_back(std::move(out));
@@ -213,7 +204,7 @@ class part_times {
     for (const step_event& e : events) {
       const double time = 1e3 * (e.end - e.begin);
       if (e.op == step_op::norm && e.what == step_event::kind::update) norm_.add(time);
-      if (e.what == step_event::kind::collective && std::string_view(e.axis) == ends_axis) {
+      if (e.what == step_event::kind::collective && e.axis.view() == ends_axis) {
         if (exchanges_.size() == exchanged) exchanges_.push_back(time);
         exchanges_[exchanged] = std::min(exchanges_[exchanged], time);
         ++exchanged;

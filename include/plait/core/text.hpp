@@ -4,6 +4,7 @@
 #include <bit>
 #include <cinttypes>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <initializer_list>
@@ -66,6 +67,26 @@ inline void text_piece::append_to(std::string& out) const {
     out += digits;
   }
 }
+
+/// A text of less than `Size` bytes in place, for constant expressions and for bytes that ranks send. A longer text is
+/// truncated.
+template <std::size_t Size>
+struct fixed_text {
+  char text[Size]{};
+
+  constexpr fixed_text() = default;
+  // NOLINTBEGIN(google-explicit-constructor): a name is written as a literal
+  constexpr fixed_text(std::string_view from) {
+    for (std::size_t i = 0; i < from.size() && i + 1 < Size; ++i) text[i] = from[i];
+  }
+  constexpr fixed_text(const char* from) : fixed_text(std::string_view(from)) {}
+  fixed_text(const std::string& from) : fixed_text(std::string_view(from)) {}
+  // NOLINTEND(google-explicit-constructor)
+  constexpr std::string_view view() const { return text; }
+  std::string str() const { return text; }
+
+  friend constexpr bool operator==(const fixed_text&, const fixed_text&) = default;
+};
 
 /// Appends the pieces: `append(line, {"rank ", rank, " of ", size})`.
 [[gnu::noinline]] inline void append(std::string& out, std::initializer_list<text_piece> pieces) {

@@ -138,21 +138,7 @@ inline std::string describe(const action& a) { return cat({letter(a.kind), a.mic
 static_assert(forward_of(max_chunks, 0).chunk == max_chunks && forward_of(0, max_microbatches).microbatch == 65535,
               "an action has room for every legal chunk and microbatch");
 
-/// A short text that works in constant expressions of every compiler; longer texts are truncated.
-struct schedule_name {
-  char text[32]{};
-
-  constexpr schedule_name() = default;
-  // NOLINTNEXTLINE(google-explicit-constructor): a name is written as a literal
-  constexpr schedule_name(std::string_view name) {
-    for (std::size_t i = 0; i < name.size() && i + 1 < sizeof text; ++i) text[i] = name[i];
-  }
-  constexpr schedule_name(const char* name) : schedule_name(std::string_view(name)) {}
-  constexpr std::string_view view() const { return text; }
-  std::string str() const { return text; }
-
-  friend constexpr bool operator==(const schedule_name&, const schedule_name&) = default;
-};
+using schedule_name = fixed_text<32>;
 
 /// A pipeline schedule as data: the order of each rank's computations. Its messages (schedule/expand.hpp), times
 /// (schedule/simulate.hpp) and legality (schedule/verify.hpp) are derived from it.

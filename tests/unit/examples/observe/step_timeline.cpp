@@ -210,7 +210,7 @@ TEST_CASE("sums of shared parameters are simulated as they were measured") {
   std::vector<std::vector<step_event>> ranks{events(0, 0, 1), events(1, 1, 1)};
   for (int r = 0; r < 2; ++r) {  // rank 1 has waited for rank 0
     step_event tie = event(step_event::kind::collective, step_op::pass, -1, -1, 0, r == 0 ? 5e-3 : 9e-3);
-    tie.along("pp ends");
+    tie.axis = "pp ends";
     ranks[static_cast<std::size_t>(r)].push_back(tie);
   }
   const costed_step apart = measured_step(two, {}, {{ranks[0]}, {ranks[1]}}, 2, true);
