@@ -72,7 +72,7 @@ std::unique_ptr<plait::attention_library> attention_library_for([[maybe_unused]]
 /// Runs a rank's training on its own device.
 void run_on_gpu(const setup& s, plait::cuda& device, plait::any_communicator ranks, const rank_body& body) {
   using plait::attention_backend;
-  device.expect_bytes(s.expected_bytes);
+  device.expect_bytes(static_cast<std::size_t>(fullest_plan(s).bytes()));
   const std::unique_ptr<plait::attention_library> library = attention_library_for(s.opt);
   device.use_attention({s.opt.attention_kernel == "own"     ? attention_backend::own
                         : s.opt.attention_kernel == "cudnn" ? attention_backend::cudnn

@@ -175,6 +175,7 @@ run_plan plan_for(const setup& s, Counted& counted) {
     else if (moves || away)
       plan.weights += piece * sizeof(master);
     if (p.trainable()) {
+      plan.trained += plait::elements_of_shape(p.info().shape);
       if (cut && level != plait::zero_level::optimizer)
         plan.gradients += piece * sizeof(gradient);
       else

@@ -47,8 +47,8 @@ std::string train_on_cpu(const setup& s, plait::any_communicator ranks) {
 setup checked(const options& opt, std::int64_t ranks) {
   setup s = prepare(opt, opt.dry_run ? -1 : ranks);
   s.recompute = recompute_of(s);
-  if (s.schedule.shape.ranks > 1 || s.mesh.extent(plait::axis_of<plait::cp>) > 1)
-    plan_of(s);  // throws once if the model does not fit
+  s.cudnn = opt.device == "cuda" && has_cudnn() && in_bf16(opt) && opt.attention_kernel != "own";
+  s.plans = plans_of(s);  // throws once if the model does not fit
   return s;
 }
 
@@ -75,10 +75,6 @@ setup ready(const options& given, std::int64_t ranks) {
   const options opt = given.plan == "auto" ? with_plan(given, ranks) : given;
   setup s = checked(opt, ranks);
   s.predicted = predict(s);
-  if (opt.device == "cuda") {
-    s.cudnn = has_cudnn() && in_bf16(opt) && opt.attention_kernel != "own";
-    s.expected_bytes = static_cast<std::size_t>(plan_of(s).bytes());
-  }
   return s;
 }
 
@@ -132,7 +128,7 @@ int plan_or_train(const setup& s, bool speaks, Run&& run) {
   if (s.opt.dry_run) {
     std::string problem;
     try {
-      if (speaks) print_plan(s, plan_of(s));
+      if (speaks) print_plan(s);
     } catch (const std::exception& e) {  // other processes end without an error, and wait for this one
       problem = e.what();
     }

@@ -35,6 +35,7 @@ struct model_directory;
 class tokenizer;
 }  // namespace plait
 struct prediction;
+struct run_plan;
 
 /// Throws `plait::error` with a text that fmt formats.
 template <class... Args>
@@ -177,15 +178,15 @@ struct setup {
   std::int64_t sequences = 1;            ///< in a microbatch over the whole mesh
   std::optional<plait::sampler> data{};  ///< nothing if the run makes no step
   plait::lr_schedule rate;
-  double entropy = 0;              ///< unigram entropy of the data, nats; 0 if not known
-  bool bytes = false;              ///< whether a token of the data is a byte
-  std::string data_text{};         ///< describes all that a place in the data depends on, if steps are saved or resumed
-  std::string rate_text{};         ///< describes all that the learning rate of a step depends on
-  std::int64_t devices = 1;        ///< GPUs, or on the CPU processes, that the ranks run on
-  bool cudnn = false;              ///< whether attention may be cuDNN's
-  bool as_graph = false;           ///< whether steps are replayed as a CUDA graph
-  std::string products{};          ///< the content of the file of --products; empty: there is none yet
-  std::size_t expected_bytes = 0;  ///< the bytes of a rank by the plan
+  double entropy = 0;        ///< unigram entropy of the data, nats; 0 if not known
+  bool bytes = false;        ///< whether a token of the data is a byte
+  std::string data_text{};   ///< describes all that a place in the data depends on, if steps are saved or resumed
+  std::string rate_text{};   ///< describes all that the learning rate of a step depends on
+  std::int64_t devices = 1;  ///< GPUs, or on the CPU processes, that the ranks run on
+  bool cudnn = false;        ///< whether attention may be cuDNN's
+  bool as_graph = false;     ///< whether steps are replayed as a CUDA graph
+  std::string products{};    ///< the content of the file of --products; empty: there is none yet
+  std::shared_ptr<const std::vector<run_plan>> plans{};  ///< of a rank of each stage of the mesh's pipeline
   plait::layer_recompute recompute{};
   plait::deterministic_leaves deterministic{};              ///< of --deterministic
   std::shared_ptr<const plait::model_directory> weights{};  ///< the open directory of --init-from; null: it names none

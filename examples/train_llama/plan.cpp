@@ -27,33 +27,29 @@
 #include "reporter.hpp"
 #include "run.hpp"
 
+namespace {
+
+/// Returns the number of ranks between two stages with the same data: those of cp, tp and tp_rep.
 std::int64_t ranks_of_stage(const setup& s) {
   return s.mesh.size() / s.mesh.extent(plait::axis_of<plait::pp>) / s.mesh.extent(plait::axis_of<plait::dp>);
 }
+
+}  // namespace
 
 run_plan plan_of_rank(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages) {
   return with_types(s.opt, [&]<class Precision, class S>() { return plan_as<Precision, S>(s, rank, stages); });
 }
 
-plait::recompute_fit fit_of_rank(const setup& s, int at, std::int64_t budget) {
-  return with_types(
-      s.opt, [&]<class Precision, class S>() { return fit_as<Precision, S>(s, at, at * ranks_of_stage(s), budget); });
+std::shared_ptr<const std::vector<run_plan>> plans_of(const setup& s) {
+  std::vector<run_plan> plans;
+  for (std::int64_t at = 0; at < s.mesh.extent(plait::axis_of<plait::pp>); ++at)
+    plans.push_back(plan_of_rank(s, at * ranks_of_stage(s), s.stages));
+  return std::make_shared<const std::vector<run_plan>>(std::move(plans));
 }
 
-run_plan plan_of(const setup& s) {
-  const std::int64_t inner = ranks_of_stage(s);
-  std::optional<run_plan> most;
-  std::vector<run_plan::parameter> parameters;
-  std::vector<plait::safetensors_declaration> state;
-  for (std::int64_t at = 0; at < s.mesh.extent(plait::axis_of<plait::pp>); ++at) {
-    run_plan plan = plan_of_rank(s, at * inner, s.stages);
-    parameters.insert(parameters.end(), plan.parameters.begin(), plan.parameters.end());
-    state.insert(state.end(), plan.state.begin(), plan.state.end());
-    if (!most || plan.peak > most->peak) most = std::move(plan);
-  }
-  most->parameters = std::move(parameters);
-  most->state = std::move(state);
-  return *most;
+const run_plan& fullest_plan(const setup& s) {
+  return *std::max_element(s.plans->begin(), s.plans->end(),
+                           [](const auto& a, const auto& b) { return a.peak < b.peak; });
 }
 
 plait::layer_recompute recompute_of(const setup& s) {
@@ -69,7 +65,9 @@ plait::layer_recompute recompute_of(const setup& s) {
   plait::recompute head = plait::recompute::none;
   std::int64_t least = 0;
   for (int at = 0; at < s.schedule.shape.ranks; ++at) {
-    const plait::recompute_fit fit = fit_of_rank(s, at, *wanted.budget);
+    const plait::recompute_fit fit = with_types(s.opt, [&]<class Precision, class S>() {
+      return fit_as<Precision, S>(s, at, at * ranks_of_stage(s), *wanted.budget);
+    });
     least = std::max(least, fit.least);
     for (std::size_t chunk = 0; chunk < fit.stages.size(); ++chunk) {
       const plait::stage_layers& part =
@@ -113,16 +111,15 @@ least_bytes least_of(const setup& s, const run_plan& plan) {
 }  // namespace
 
 least_bytes least_bytes_of(const setup& s, std::int64_t rank) {
-  const std::int64_t inner = ranks_of_stage(s), at = rank / inner % s.mesh.extent(plait::axis_of<plait::pp>);
-  return least_of(s, plan_of_rank(s, at * inner, s.stages));
+  const auto at = static_cast<std::size_t>(rank / ranks_of_stage(s));
+  return least_of(s, (*s.plans)[at % s.plans->size()]);
 }
 
 least_bytes least_bytes_of_all(const setup& s) {
-  const std::int64_t pp = s.mesh.extent(plait::axis_of<plait::pp>), inner = ranks_of_stage(s);
+  const auto ranks = static_cast<double>(s.mesh.size()) / static_cast<double>(s.plans->size());
   least_bytes all;
-  for (std::int64_t at = 0; at < pp; ++at) {
-    const least_bytes one = least_bytes_of(s, at * inner);
-    const auto ranks = static_cast<double>(s.mesh.size() / pp);
+  for (const run_plan& plan : *s.plans) {
+    const least_bytes one = least_of(s, plan);
     all.gpu += ranks * one.gpu;
     all.host += ranks * one.host;
   }
@@ -411,8 +408,9 @@ std::string tensor_overlap_text(const options& opt) {
 
 }  // namespace
 
-void print_plan(const setup& s, const run_plan& plan) {
-  const std::string saved = planned_state_text(s, plan);  // errors come before any output
+void print_plan(const setup& s) {
+  const std::string saved = planned_state_text(s);  // errors come before any output
+  const run_plan& plan = fullest_plan(s);
   if (s.opt.plan == "auto") say("{}", plan_text(s));
   say("model: {} parameters\n{}mesh: {}, {}\n{}{}step: {} of {} of {} tokens, {}\n{}\n",
       plait::parameter_count(s.config), adapters_text(s), counted(s.mesh.size(), "rank"), mesh_text(s.mesh),
@@ -429,10 +427,10 @@ void print_plan(const setup& s, const run_plan& plan) {
   for (const run_plan::activation& a : plan.activations)
     say("  {:10} {}  ({} a rank)\n", a.name, a.layout, size_text(a.bytes));
   say("\nparameters (as layers of the same kind share a layout, those of layer 0 stand for all)\n");
-  for (const run_plan::parameter& p : plan.parameters) {
-    if (p.name.find("layers.") != std::string::npos && p.name.find("layers.0.") == std::string::npos) continue;
-    say("  {:46} stored {}{}\n", p.name, p.stored, p.used.empty() ? "" : ", used " + p.used);
-  }
+  for (const run_plan& stage : *s.plans)
+    for (const run_plan::parameter& p : stage.parameters)
+      if (p.name.find("layers.") == std::string::npos || p.name.find("layers.0.") != std::string::npos)
+        say("  {:46} stored {}{}\n", p.name, p.stored, p.used.empty() ? "" : ", used " + p.used);
   say("\ncollectives of a step, for one rank\n");
   if (plan.traffic.rows.empty()) say("  none\n");
   plait::json_object sent;

@@ -29,6 +29,7 @@ struct run_plan {
 
   std::vector<activation> activations;
   std::vector<parameter> parameters;
+  std::int64_t trained = 0;      ///< elements of the parameters that are trained, on all ranks of the stage together
   plait::ledger traffic;         ///< of a step
   plait::posted_program posted;  ///< the calls of a step, in order
   // Bytes of a rank between a forward and a backward pass.
@@ -54,15 +55,13 @@ plait::recompute_fit fit_as(const setup& s, int at, std::int64_t rank, std::int6
 
 /// Returns the plan of one rank. `stages` are the layers of the pipeline's stages.
 run_plan plan_of_rank(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& stages);
-/// Returns the number of ranks between two stages with the same data: those of cp, tp and tp_rep.
-std::int64_t ranks_of_stage(const setup& s);
-/// Returns the plan of the rank that needs most memory. Its parameters and saved state are those of all stages.
-run_plan plan_of(const setup& s);
+/// Returns the plans of a rank of each rank of the pipeline. Throws if the model does not fit the mesh.
+std::shared_ptr<const std::vector<run_plan>> plans_of(const setup& s);
+/// Returns the plan of the rank that needs most memory.
+const run_plan& fullest_plan(const setup& s);
 /// Returns a line which says that all ranks issue the collectives and messages of a step in one order. Throws if they
 /// do not. It makes a dry run of each rank's step, so it does this only for small meshes. Empty for one rank.
 std::string order_text(const setup& s);
-/// Returns what the layers of the pipeline's rank `at` recompute to keep at most `budget` bytes.
-plait::recompute_fit fit_of_rank(const setup& s, int at, std::int64_t budget);
 
 /// The bytes that ranks need at least, on their GPUs, if any, and in host memory.
 struct least_bytes {
@@ -104,4 +103,4 @@ plait::json_object prediction_json(const prediction& p, double step_seconds = 0,
 std::string beside_measured(const prediction& p, double step_seconds, double peak_bytes);
 
 /// Prints the output of --dry-run: layouts, collectives, memory, and which saved states fit.
-void print_plan(const setup& s, const run_plan& plan);
+void print_plan(const setup& s);

@@ -249,8 +249,8 @@ struct found_step {
   plait::manifest saved;
 };
 
-/// Opens a step, and compares its tensors with those of the plan.
-found_step fitting_step(const std::string& path, const run_plan& plan, bool weights_only) {
+/// Opens a step, and compares its tensors with those of the plans.
+found_step fitting_step(const setup& s, const std::string& path, bool weights_only) {
   plait::file_system& files = plait::machine_files();
   std::vector<plait::invalid_step> invalid_steps;
   found_step out{plait::detail::step_path(files, path, invalid_steps), {}};
@@ -262,9 +262,10 @@ found_step fitting_step(const std::string& path, const run_plan& plan, bool weig
     return std::any_of(out.saved.tensors.begin(), out.saved.tensors.end(),
                        [](const plait::stored_tensor& t) { return plait::is_of_adapter(t.name); });
   };
-  for (const plait::safetensors_declaration& t : plan.state)
-    if (!weights_only || (!plait::is_of_optimizer(t.name) && (!plait::is_of_adapter(t.name) || has_adapters())))
-      wanted.push_back(t);
+  for (const run_plan& plan : *s.plans)
+    for (const plait::safetensors_declaration& t : plan.state)
+      if (!weights_only || (!plait::is_of_optimizer(t.name) && (!plait::is_of_adapter(t.name) || has_adapters())))
+        wanted.push_back(t);
   static_cast<void>(plait::tensors_of_step(out.saved, wanted, "'" + out.path + "'", weights_only));
   return out;
 }
@@ -447,7 +448,7 @@ void check_resumed(const setup& s, const plait::loaded_state& loaded) {
                     "]; --on-new-schedule follow continues at step ", loaded.step + 1, " of the new schedule"}));
 }
 
-std::string planned_state_text(const setup& s, const run_plan& plan) {
+std::string planned_state_text(const setup& s) {
   std::string text;
   const std::string& directory = s.opt.checkpoint_dir;
   std::optional<std::uint64_t> newest;
@@ -463,7 +464,7 @@ std::string planned_state_text(const setup& s, const run_plan& plan) {
     const found_step step = about("--resume", [&] {
       found_step found = [&] {
         try {
-          return fitting_step(resumed, plan, false);
+          return fitting_step(s, resumed, false);
         } catch (const plait::error& e) {
           plait::fail(why_not_resumed(s, resumed, e.what()));
         }
@@ -483,7 +484,7 @@ std::string planned_state_text(const setup& s, const run_plan& plan) {
     text += fmt::format("--resume auto: nothing is saved in '{}' yet\n", directory);
   }
   if (!s.first_step.empty())
-    text += line_of("--init-from", about("--init-from", [&] { return fitting_step(s.first_step, plan, true); }),
+    text += line_of("--init-from", about("--init-from", [&] { return fitting_step(s, s.first_step, true); }),
                     resumed.empty() ? "its weights are taken, with a new optimizer" : "--resume takes its place");
   if (newest && static_cast<std::int64_t>(*newest) > begins)
     plait::fail({"--checkpoint-dir: '", directory, "' has step ", *newest, " already, and this run begins after step ",

@@ -44,21 +44,10 @@ std::string pipeline_text(const setup& s, const std::vector<plait::stage_layers>
 
 std::string adapters_text(const setup& s) {
   if (s.opt.lora == 0) return {};
-  const plait::llama_config& c = s.config;
-  const std::int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
-  const plait::mixture_config& m = c.mixture;
-  const bool of_mlps = s.opt.lora_linears != "attention", of_experts = s.opt.lora_linears == "all";
-  const auto mlp = [&](std::int64_t width) { return 3 * (c.hidden + width); };
-  std::int64_t ends = 0;  // inputs plus outputs of all blocks' linears
-  for (std::int64_t i = 0; i < c.layers; ++i) {
-    ends += 2 * (c.hidden + q) + 2 * (c.hidden + kv);
-    if (of_mlps && m.experts == 0) ends += mlp(c.ffn);
-    if (of_mlps && i < m.dense_layers) ends += mlp(m.dense_ffn);
-    if (of_mlps && i >= m.dense_layers && m.shared_ffn > 0) ends += mlp(m.shared_ffn);
-    if (of_experts && i >= m.dense_layers) ends += m.experts * mlp(c.ffn);
-  }
+  std::int64_t trained = 0;
+  for (const run_plan& plan : *s.plans) trained += plan.trained;
   return fmt::format("adapters: rank {}, alpha {}, {} parameters; only these are trained\n", s.opt.lora,
-                     s.opt.lora_alpha, s.opt.lora * ends);
+                     s.opt.lora_alpha, trained);
 }
 
 std::string recompute_text(const setup& s) {
@@ -245,7 +234,7 @@ std::vector<plait::pipeline_timeline> timelines_of(const setup& s, std::int64_t 
 
 /// Returns the planned bytes, by part, of the rank that needs most.
 plait::json_object memory_object(const setup& s) {
-  const run_plan plan = plan_of(s);
+  const run_plan& plan = fullest_plan(s);
   plait::json_object parts;
   parts.add("weights", plan.weights).add("gradients", plan.gradients).add("optimizer", plan.optimizer);
   parts.add("activations", plan.kept);

@@ -41,7 +41,6 @@ namespace mpi {
 class communicator;
 }
 }  // namespace plait
-struct run_plan;
 
 /// Returns the `errno` of the first failure of standard output; 0: none.
 inline int& output_failure() {
@@ -298,7 +297,7 @@ std::string saved_text(const plait::loaded_state& loaded, const char* scalar);
 /// Returns lines for a dry run on the steps that --init-from, --resume and --checkpoint-dir name; empty if they name
 /// none. Throws `plait::error`, which names the option, for a step that the run would refuse: one that is missing, is
 /// not whole by its manifest, or does not fit the run. It reads no tensor, and writes nothing.
-std::string planned_state_text(const setup& s, const run_plan& plan);
+std::string planned_state_text(const setup& s);
 
 /// Runs the training of one rank, from the first step to the sampled text. Rank 0 reports and writes the outputs.
 /// Returns the error that ended the training, equal on all ranks; empty if there was none.

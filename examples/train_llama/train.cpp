@@ -104,7 +104,7 @@ std::string train(const setup& s, model_run& run) {
     end.steps = step + 1;
     end.last_loss = r.loss;
     plait::step_record record{
-        end.steps, r.loss, r.gradient_norm, s.rate.at(step),     static_cast<double>(r.tokens) / stepped,
+        end.steps, r.loss, r.gradient_norm, s.rate.at(step),   static_cast<double>(r.tokens) / stepped,
         share,     0,      r.skipped,       run.communication, r.auxiliary};
     take_routers(s, run, record);
     if (report) report->step(std::move(record), stepped);
