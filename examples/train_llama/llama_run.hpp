@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "../about.hpp"
 #include "llama_plan.hpp"
 #include "options.hpp"
 #include "plait/checkpoint/agree.hpp"
@@ -306,12 +307,10 @@ class saved_states {
 
   /// Loads only the weights of the step that --init-from names. The step may have adapters.
   void load_first_step() {
-    try {
+    about("--init-from", [&] {
       plait::load_weights_of_step(ctx_, ranks_, model_, s_.first_step,
                                   {.may_miss = plait::is_of_adapter, .in_place = true});
-    } catch (const plait::error_of_all& e) {
-      throw plait::error_of_all(plait::cat({"--init-from: ", e.what()}));
-    }
+    });
   }
 
   /// Loads the step that --resume names. Returns the number of earlier steps, 0 if it names no step, and sets the steps
@@ -383,14 +382,8 @@ class saved_states {
  private:
   void open_saver() {
     plait::file_system* files = nullptr;
-    std::string problem;
-    try {
-      files = &checkpoint_files(s_.opt);
-    } catch (const std::exception& e) {
-      problem = e.what();
-    }
-    plait::agree_on(ctx_.device, ranks_, problem, "");
-    try {
+    plait::agree(ctx_.device, ranks_, [&] { files = &checkpoint_files(s_.opt); });
+    about("--checkpoint-dir", [&] {
       saver_.emplace(
           ctx_.device, ranks_,
           plait::saver_options{
@@ -402,9 +395,7 @@ class saved_states {
               .is_ending = [] { return interrupted.load() != 0; },
               .pinned_bytes = s_.opt.checkpoint_staging == "pinned" ? std::numeric_limits<std::size_t>::max() : 0},
           *files);
-    } catch (const plait::error_of_all& e) {
-      throw plait::error_of_all(plait::cat({"--checkpoint-dir: ", e.what()}));
-    }
+    });
   }
 
   /// Loads the state of the newest step in `path`, or of `path` itself.
