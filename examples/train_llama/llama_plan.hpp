@@ -98,6 +98,14 @@ inline constexpr bool has_original_order =
     std::is_same_v<Strategy, plait::megatron_sp> && std::is_same_v<Device, plait::cpu> &&
     !std::is_same_v<plait::gradient_of<Precision>, plait::bf16>;
 
+/// Calls f.operator()<Placed>() with the strategy that has the order of the sequence of --attention.
+template <class Precision, class Strategy, class Device, class F>
+auto in_order(const setup& s, F&& f) {
+  if constexpr (has_original_order<Precision, Strategy, Device>)
+    if (!s.zigzag) return f.template operator()<in_context<Strategy, plait::contiguous>>();
+  return f.template operator()<in_context<Strategy, plait::zigzag>>();
+}
+
 /// Returns the split of layers by measured times with --split measured; otherwise `s.stages`. Collective.
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
 std::vector<plait::stage_layers> stages_of(const setup& s, plait::context<Device>& ctx, plait::any_communicator& all) {
@@ -217,13 +225,10 @@ std::vector<plait::safetensors_declaration> state_of(const setup& s, Counted& co
 template <class Precision, plait::strategy S, class F>
 auto with_counted(const setup& s, std::int64_t rank, const std::vector<plait::stage_layers>& parts,
                   const plait::llama_options& options, const plait::pipeline_options& how, F&& f) {
-  const auto run = [&]<class Placed>() {
+  return in_order<Precision, S, plait::cpu>(s, [&]<class Placed>() {
     counted_stages<Precision, Placed> counted(s, rank, parts, options, how);
     return f(counted);
-  };
-  if constexpr (has_original_order<Precision, S, plait::cpu>)
-    if (!s.zigzag) return run.template operator()<in_context<S, plait::contiguous>>();
-  return run.template operator()<in_context<S, plait::zigzag>>();
+  });
 }
 
 template <class Precision, plait::strategy S>

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -701,11 +700,7 @@ class llama_run final : public model_run {
 
 template <class Precision, plait::strategy Strategy, plait::compute_device Device>
 std::unique_ptr<model_run> make_llama_run(const setup& s, Device& device, plait::any_communicator ranks) {
-  if constexpr (has_original_order<Precision, Strategy, Device>) {
-    if (!s.zigzag)
-      return std::make_unique<llama_run<Precision, in_context<Strategy, plait::contiguous>, Device>>(s, device,
-                                                                                                     std::move(ranks));
-  }
-  return std::make_unique<llama_run<Precision, in_context<Strategy, plait::zigzag>, Device>>(s, device,
-                                                                                             std::move(ranks));
+  return in_order<Precision, Strategy, Device>(s, [&]<class Placed>() -> std::unique_ptr<model_run> {
+    return std::make_unique<llama_run<Precision, Placed, Device>>(s, device, std::move(ranks));
+  });
 }

@@ -32,15 +32,12 @@ std::atomic<int> interrupted = 0, save_asked = 0;
 
 namespace {
 
-make_run<plait::cpu> cpu_program(const options& opt) {
-  return with_types(
-      opt, []<class Precision, class S>() -> make_run<plait::cpu> { return make_llama_run<Precision, S, plait::cpu>; });
-}
-
 /// Trains on one rank on the CPU.
 std::string train_on_cpu(const setup& s, plait::any_communicator ranks) {
   plait::cpu device({.threads = s.opt.threads, .deterministic = static_cast<bool>(s.deterministic)});
-  return train(s, *cpu_program(s.opt)(s, device, std::move(ranks)));
+  return train(s, *with_types(s.opt, [&]<class Precision, class S>() {
+                 return make_llama_run<Precision, S, plait::cpu>(s, device, std::move(ranks));
+               }));
 }
 
 /// Returns the setup of the options. Makes all checks that need no device.
