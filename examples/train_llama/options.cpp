@@ -27,8 +27,8 @@
 #include "plait/core/error.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/layout/parse.hpp"
+#include "plait/plan/hardware.hpp"
 #include "plait/schedule/parse.hpp"
-#include "plan.hpp"
 
 namespace {
 
@@ -797,7 +797,7 @@ void add_planning(option_list& list, options& opt) {
   list.path("--cluster", opt.cluster, "hardware",
             fmt::format("the machine, to predict a step's time and memory: {}, or a description that ends in .json, "
                         "and its number of ranks, as in cpu:8 or my.json:8 (see plan_llama --calibrate)",
-                        hardware_names()));
+                        plait::planner::hardware_names()));
   list.choice("--plan", opt.plan, {"given", "auto"},
               "given, or auto: --mesh, --schedule, --data-parallel, --replicate-over, --micro-batch, --recompute and, "
               "on cuda, --offload, if not given, become those of the layout that is predicted to be fastest on "

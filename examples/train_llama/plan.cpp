@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -304,14 +303,6 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
     o.offload = pp::offload_text(l);
   }
   return out;
-}
-
-std::string hardware_names() {
-  std::string names;
-  for (const pp::hardware& h : pp::known_hardware()) names += (names.empty() ? "" : ", ") + h.name;
-  std::transform(names.begin(), names.end(), names.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return names;
 }
 
 std::shared_ptr<const prediction> predict(const setup& s) {

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -85,9 +84,6 @@ struct prediction;
 /// one. Given options stay. The number of ranks is `ranks` if positive, otherwise that of --cluster or --mesh. Throws
 /// if nothing fits, or if a given option cannot be predicted.
 std::vector<options> planned_options(const options& opt, std::int64_t ranks);
-
-/// Returns the names of hardware for --cluster, separated by commas.
-std::string hardware_names();
 
 /// Returns the prediction for a run; null without --cluster.
 std::shared_ptr<const prediction> predict(const setup& s);

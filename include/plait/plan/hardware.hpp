@@ -228,20 +228,30 @@ inline std::vector<hardware> known_hardware() {
   return {a100(), h100(), h200(), gh200(), b200(), gb200(), cpu()};
 }
 
+namespace detail {
+
+inline std::string in_lower_case(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return out;
+}
+
+}  // namespace detail
+
+/// Returns the names of all machines, in lower case and separated by commas.
+inline std::string hardware_names() {
+  std::string names;
+  for (const hardware& h : known_hardware()) names += (names.empty() ? "" : ", ") + detail::in_lower_case(h.name);
+  return names;
+}
+
 /// Returns the machine called `name`, in any case. Otherwise throws `error` with `field` and all names.
 inline hardware hardware_called(std::string_view name, const std::string& field) {
-  const auto lower = [](std::string_view text) {
-    std::string out(text);
-    for (char& c : out)
-      if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-    return out;
-  };
-  std::string names;
-  for (hardware& h : known_hardware()) {
-    if (lower(h.name) == lower(name)) return std::move(h);
-    names += (names.empty() ? "" : ", ") + lower(h.name);
-  }
-  fail({field, ": unknown hardware '", name, "'; known are ", names, "; or give the path of a description (.json)"});
+  for (hardware& h : known_hardware())
+    if (detail::in_lower_case(h.name) == detail::in_lower_case(name)) return std::move(h);
+  fail({field, ": unknown hardware '", name, "'; known are ", hardware_names(),
+        "; or give the path of a description (.json)"});
 }
 
 }  // namespace plait::planner
