@@ -55,20 +55,12 @@ enum class token_type : std::uint8_t { u8, i8, i16, u16, i32, i64 };
 /// Returns f(T()) for the type T that a `token_type` names.
 template <class F>
 constexpr auto with_type(token_type type, F&& f) {
-  switch (type) {
-    case token_type::u8:
-      return f(std::uint8_t{});
-    case token_type::i8:
-      return f(std::int8_t{});
-    case token_type::i16:
-      return f(std::int16_t{});
-    case token_type::u16:
-      return f(std::uint16_t{});
-    case token_type::i32:
-      return f(std::int32_t{});
-    default:
-      return f(std::int64_t{});
-  }
+  if (type == token_type::u8) return f(std::uint8_t{});
+  if (type == token_type::i8) return f(std::int8_t{});
+  if (type == token_type::i16) return f(std::int16_t{});
+  if (type == token_type::u16) return f(std::uint16_t{});
+  if (type == token_type::i32) return f(std::int32_t{});
+  return f(std::int64_t{});
 }
 constexpr std::int64_t size_of(token_type type) {
   return with_type(type, [](auto token) { return static_cast<std::int64_t>(sizeof token); });
@@ -452,17 +444,11 @@ class token_source {
   }
 
   token_file open(const std::string& path, const text_encoder& encode) const {
-    switch (format_) {
-      case token_format::megatron:
-        return open_megatron(path, config_.flag);
-      case token_format::nanogpt:
-        return open_nanogpt(path, config_.flag);
-      case token_format::text:
-        if (!encode) fail({"--data-format text needs a tokenizer, which makes tokens of it"});
-        return open_text(path, config_.flag, encode);
-      default:
-        return open_bytes(path, config_.flag);
-    }
+    if (format_ == token_format::megatron) return open_megatron(path, config_.flag);
+    if (format_ == token_format::nanogpt) return open_nanogpt(path, config_.flag);
+    if (format_ == token_format::bytes) return open_bytes(path, config_.flag);
+    if (!encode) fail({"--data-format text needs a tokenizer, which makes tokens of it"});
+    return open_text(path, config_.flag, encode);
   }
   void add(token_file tokens) {
     if (tokens.count == 0) fail({config_.flag, ": '", tokens.file->path(), "' is empty"});

@@ -335,30 +335,17 @@ namespace detail {
 inline std::string name_in_waits(const step_entry& e, const std::vector<std::string>& units) {
   const std::string unit = e.unit < 0 ? "" : units[static_cast<std::size_t>(e.unit)];
   const auto stages = [&] { return cat({"stage ", e.transfer.from_stage, " to ", e.transfer.to_stage}); };
-  switch (e.op) {
-    case step_op::pass: {
-      const char* const kinds[] = {"forward passes", "backward passes", "input gradients", "weight gradients"};
-      return cat({kinds[static_cast<std::size_t>(e.pass.kind)], " of ", unit});
-    }
-    case step_op::send:
-      return cat({"sends from ", stages()});
-    case step_op::receive:
-      return cat({e.transfer.kind == transfer_kind::activation ? "activations" : "gradients", " from ", stages()});
-    case step_op::gather:
-      return "the gather of " + unit;
-    case step_op::release:
-      return "the release of " + unit;
-    case step_op::reduce:
-      return "the reduction of " + unit;
-    case step_op::reduce_copies:
-      return "the reduction of the copies of " + unit;
-    case step_op::reduce_ties:
-      return cat({"the reduction of ", unit, " over tied stages"});
-    case step_op::update:
-      return "the update of " + unit;
-    default:
-      return "the norm";
-  }
+  constexpr const char* kinds[] = {"forward passes", "backward passes", "input gradients", "weight gradients"};
+  if (e.op == step_op::pass) return cat({kinds[static_cast<std::size_t>(e.pass.kind)], " of ", unit});
+  if (e.op == step_op::send) return cat({"sends from ", stages()});
+  if (e.op == step_op::receive)
+    return cat({e.transfer.kind == transfer_kind::activation ? "activations" : "gradients", " from ", stages()});
+  if (e.op == step_op::gather) return "the gather of " + unit;
+  if (e.op == step_op::release) return "the release of " + unit;
+  if (e.op == step_op::reduce) return "the reduction of " + unit;
+  if (e.op == step_op::reduce_copies) return "the reduction of the copies of " + unit;
+  if (e.op == step_op::reduce_ties) return cat({"the reduction of ", unit, " over tied stages"});
+  return e.op == step_op::update ? "the update of " + unit : "the norm";
 }
 
 }  // namespace detail
