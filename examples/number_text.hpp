@@ -2,9 +2,22 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <concepts>
 #include <initializer_list>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <system_error>
+
+/// Returns the number that is all of `text`; nothing if there is none, or if N cannot hold it.
+template <class N, class... Base>
+std::optional<N> number_of(std::string_view text, Base... base) {
+  N value{};
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value, base...);
+  if (problem != std::errc{} || end != text.data() + text.size()) return {};
+  return value;
+}
 
 /// Returns a value of at least 0 in three digits, in the largest unit in which it is at least 1. Each unit is a
 /// thousand times the unit before it.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 #include <string_view>
 #include <tuple>
@@ -21,11 +20,9 @@ namespace {
 namespace pp = plait::planner;
 
 double real(const std::string& text, const std::string& flag) {
-  double value = 0;
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (problem != std::errc{} || end != text.data() + text.size() || !(value >= 0 && value < 1e30))
-    plait::fail({flag, ": '", text, "' is not a number from 0 on"});
-  return value;
+  const auto value = number_of<double>(text);
+  if (!value || !(*value >= 0 && *value < 1e30)) plait::fail({flag, ": '", text, "' is not a number from 0 on"});
+  return *value;
 }
 
 bool switch_value(const std::string& text, const std::string& flag) {

@@ -5,7 +5,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -23,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "../number_text.hpp"
 #include "../reading_error.hpp"
 #include "plait/core/error.hpp"
 #include "plait/io/atomic_file.hpp"
@@ -65,8 +65,8 @@ std::vector<std::string> words_of(const std::string& text, char between) {
   return words;
 }
 
-/// Returns the number that a word consists of; nothing if it is not a number.
-std::optional<double> number_of(const std::string& word) {
+/// Returns the number that a word consists of, as in 1e-3 or +2; nothing if it is not a number.
+std::optional<double> real_of(const std::string& word) {
   char* rest = nullptr;
   const double number = std::strtod(word.c_str(), &rest);
   return word.empty() || *rest != '\0' ? std::nullopt : std::optional(number);
@@ -77,7 +77,7 @@ std::vector<double> parse_weights(const std::string& text, std::size_t sources) 
   std::vector<double> weights;
   if (text.empty()) return weights;
   for (const std::string& word : words_of(text, ',')) {
-    const std::optional<double> weight = number_of(word);
+    const std::optional<double> weight = real_of(word);
     if (!weight) reject("--data-weights {}: '{}' is not a number; legal is a list as in 0.7,0.3", text, word);
     weights.push_back(*weight);
   }
@@ -90,7 +90,7 @@ std::vector<double> parse_weights(const std::string& text, std::size_t sources) 
 /// Reads --held-out: a fraction, or a file.
 void parse_held_out(options& opt) {
   const std::string& text = opt.held_out_text;
-  const std::optional<double> fraction = number_of(text);
+  const std::optional<double> fraction = real_of(text);
   opt.held_out = fraction.value_or(0);
   if (fraction) return;
   std::error_code ignored;
@@ -108,7 +108,7 @@ plait::deterministic_leaves parse_deterministic(const std::string& text) {
   if (text == "off") return {};
   std::vector<std::int64_t> leaves;
   for (const std::string& word : words_of(text, ',')) {
-    const std::optional<double> n = number_of(word);
+    const std::optional<double> n = real_of(word);
     if (!counts(n, 4096) || leaves.size() == 3)
       reject("--deterministic {}: legal are off, and one to three numbers of leaves from 1 to 4096, as in 8,16,4",
              text);
@@ -128,7 +128,7 @@ plait::value_check parse_check(const std::string& text) {
   std::vector<std::string> words = words_of(text, ':');
   plait::value_check how = plait::value_check::first;
   if (words[0] == "every") {
-    const std::optional<double> n = number_of(words.size() > 1 ? words[1] : "");
+    const std::optional<double> n = real_of(words.size() > 1 ? words[1] : "");
     if (!counts(n, 1e15)) refuse();
     how = plait::value_check::every(static_cast<std::int64_t>(*n));
     words.erase(words.begin());
@@ -138,7 +138,7 @@ plait::value_check parse_check(const std::string& text) {
     refuse();
   }
   if (words.size() == 1) return how;
-  const std::optional<double> tolerance = number_of(words[1]);
+  const std::optional<double> tolerance = real_of(words[1]);
   if (words.size() > 2 || !tolerance || !(*tolerance >= 0 && *tolerance < 1)) refuse();
   return how.within(*tolerance);
 }
@@ -150,40 +150,29 @@ plait::value_check parse_check(const std::string& text) {
       text);
 }
 
-/// Reads a whole number, 1 or more, from the beginning of `rest`.
-std::int64_t number(const std::string& text, std::string_view& rest) {
-  std::int64_t value = 0;
-  const auto [end, problem] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
-  if (problem != std::errc{} || value < 1) refuse_recompute(text);
-  rest.remove_prefix(static_cast<std::size_t>(end - rest.data()));
-  return value;
-}
-
 }  // namespace
 
 recompute_request parse_recompute(const std::string& text) {
   using plait::recompute;
   for (const recompute mode : {recompute::none, recompute::selective, recompute::full})
     if (text == plait::name_of(mode)) return {mode, {}, {}};
-  std::string_view rest = text;
-  if (rest.starts_with("every:")) {
-    rest.remove_prefix(6);
-    const std::int64_t k = number(text, rest);
-    if (!rest.empty()) refuse_recompute(text);
-    return {plait::layer_recompute::every(k), k, {}};
+  if (text.starts_with("every:")) {
+    const auto k = number_of<std::int64_t>(text.substr(6));
+    if (!k || *k < 1) refuse_recompute(text);
+    return {plait::layer_recompute::every(*k), k, {}};
   }
-  if (!rest.starts_with("budget:")) refuse_recompute(text);
-  rest.remove_prefix(7);
-  std::int64_t bytes = number(text, rest);
+  if (!text.starts_with("budget:")) refuse_recompute(text);
+  std::string size = text.substr(7);
+  std::int64_t factor = 1;
   constexpr std::string_view units = "KMGT";
-  if (const std::size_t unit = rest.size() == 1 ? units.find(rest[0]) : units.npos; unit != units.npos) {
-    const std::int64_t factor = std::int64_t{1} << (10 * (unit + 1));
-    if (bytes > std::numeric_limits<std::int64_t>::max() / 4096 / factor) refuse_recompute(text);
-    bytes *= factor;
-  } else if (!rest.empty() || bytes > std::numeric_limits<std::int64_t>::max() / 4096) {
-    refuse_recompute(text);
+  if (const std::size_t unit = size.empty() ? units.npos : units.find(size.back()); unit != units.npos) {
+    factor <<= 10 * (unit + 1);
+    size.pop_back();
   }
-  return {{}, {}, bytes};
+  const auto number = number_of<std::int64_t>(size);
+  if (!number || *number < 1 || *number > std::numeric_limits<std::int64_t>::max() / 4096 / factor)
+    refuse_recompute(text);
+  return {{}, {}, *number * factor};
 }
 
 namespace {

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "../about.hpp"
+#include "../number_text.hpp"
 #include "options.hpp"
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/step_directory.hpp"
@@ -251,11 +251,8 @@ void read_first_step(const options& opt, opened_model& m) {
 void set_attention_mask(const options& opt, plait::llama_config& c) {
   const std::string_view mask = opt.attention_mask, window = "window:";
   if (mask == "model") return;
-  std::int64_t width = 0;
-  if (mask.starts_with(window)) {
-    const auto [end, problem] = std::from_chars(mask.data() + window.size(), mask.data() + mask.size(), width);
-    if (problem != std::errc{} || end != mask.data() + mask.size() || width < 1) width = -1;
-  }
+  const std::int64_t width =
+      mask.starts_with(window) ? number_of<std::int64_t>(mask.substr(window.size())).value_or(0) : 0;
   if (width < 0 || (width == 0 && mask != "causal"))
     reject("--attention-mask '{}' is unknown; legal are model, causal and window:N with N tokens from 1", mask);
   c.sliding_window = width;

@@ -2,7 +2,6 @@
 // legal for a model is checked in training_layout.hpp.
 #pragma once
 
-#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -10,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "number_text.hpp"
 #include "plait/core/error.hpp"
 #include "plan_llama/planner/training_layout.hpp"
 
@@ -24,18 +24,17 @@ inline constexpr std::string_view layout_keys =
 /// batches of tokens: 16M is 16 x 1024 x 1024). Throws `error` with `flag`.
 inline std::int64_t parse_count(std::string_view text, const std::string& flag, std::int64_t least = 1,
                                 bool suffixes = false) {
-  std::int64_t value = 0, unit = 1;
+  std::int64_t unit = 1;
   std::string_view digits = text;
   if (suffixes && !digits.empty()) {
     const char last = digits.back();
     unit = last == 'K' || last == 'k' ? 1 << 10 : last == 'M' || last == 'm' ? 1 << 20 : last == 'G' ? 1 << 30 : 1;
     if (unit != 1) digits.remove_suffix(1);
   }
-  const auto [end, problem] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  if (problem != std::errc{} || end != digits.data() + digits.size() || value < least ||
-      value > (std::int64_t{1} << 40) / unit)
+  const auto value = number_of<std::int64_t>(digits);
+  if (!value || *value < least || *value > (std::int64_t{1} << 40) / unit)
     fail({flag, ": '", text, "' is not a whole number from ", least, " on", suffixes ? ", such as 4096 or 16M" : ""});
-  return value * unit;
+  return *value * unit;
 }
 
 /// Returns the value called `name` of an enumeration whose first `values` values are legal; nothing if none has it.

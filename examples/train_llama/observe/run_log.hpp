@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
@@ -521,11 +520,10 @@ class run_log_reader {
     named_hashes out;
     for (const auto& [name, hash] : object(line, key, "hashes.").items()) {
       const std::string digits = hash.is_string() ? hash.get<std::string>() : std::string();
-      std::uint64_t value = 0;
-      const auto [end, fault] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-      if (digits.size() != 16 || fault != std::errc() || end != digits.data() + digits.size())
+      const auto value = number_of<std::uint64_t>(digits, 16);
+      if (digits.size() != 16 || !value)
         fail({where_, ": the hash of '", name, "' is ", hash.dump(), "; legal are 16 hexadecimal digits"});
-      out.emplace_back(name, value);
+      out.emplace_back(name, *value);
     }
     return out;
   }
