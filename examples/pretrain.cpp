@@ -25,6 +25,7 @@
 #include "plait/models/llama.hpp"
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/strategy.hpp"
+#include "plait/parallel/evaluate.hpp"
 #include "plait/parallel/optim/lr_schedule.hpp"
 #include "plait/parallel/train_step.hpp"
 #include "plait/parallel/world.hpp"
@@ -103,31 +104,6 @@ text_windows read_text(const char* path, const settings& s) {
 
 volatile std::sig_atomic_t interrupted = 0;
 
-/// Returns the mean loss over the held-out windows, equal on all ranks.
-template <class Model, class Device>
-double held_out_loss(const pl::context<Device>& ctx, Model& model, const text_windows& text, const settings& s) {
-  using tokens = typename Model::tokens;
-  typename Model::batch batch;
-  std::int64_t targets = 0;
-  for (std::int64_t k = 0; k < s.held_out; ++k) {
-    auto& [ids, labels] = batch.emplace_back(tokens(ctx), tokens(ctx));
-    pl::host_tokens host_ids(ids.part(), model.order()), host_labels(labels.part(), model.order());
-    text.fill(host_ids, host_labels, [&](std::int64_t sample) { return text.of_held_out(k * s.samples + sample); });
-    pl::upload(ctx, host_ids, ids), pl::upload(ctx, host_labels, labels);
-    targets += host_labels.size();
-  }
-  typename Model::mean mean(ctx);
-  mean.count(ctx, targets);
-  mean.begin(ctx);
-  model.evaluate(ctx, batch, mean);
-  model.sum_over_stages(ctx, mean.pending_sum());
-  mean.finish(ctx);
-  double sum = 0, count = 0;
-  ctx.device.download(&sum, mean.loss_sum(), sizeof sum, ctx.device.main_stream());
-  ctx.device.download(&count, mean.tokens(), sizeof count, ctx.device.main_stream());
-  return sum / count;
-}
-
 template <class Device>
 void train(Device& device, const pl::any_communicator& all, const settings& s, const text_windows& text,
            std::int64_t steps) {
@@ -190,8 +166,11 @@ void train(Device& device, const pl::any_communicator& all, const settings& s, c
     const bool stop = pl::all_reduce_scalar(device, ranks.root(), interrupted ? 1.0 : 0.0, pl::reduce_op::max) != 0;
     ends = stop || done == steps;
     if (done % s.evaluate_every == 0 || ends) {
-      const double loss = held_out_loss(ctx, model, text, s);
-      if (speaks) std::printf("held-out loss %.4f\n", loss);
+      const auto fill = [&](std::int64_t k, pl::host_tokens& ids, pl::host_tokens& labels, pl::host_starts&) {
+        text.fill(ids, labels, [&](std::int64_t sample) { return text.of_held_out(k * s.samples + sample); });
+      };
+      const auto loss = pl::evaluate(ctx, model, s.held_out, fill, [] { return false; });
+      if (speaks) std::printf("held-out loss %.4f\n", loss->mean());
     }
     if (done % s.save_every == 0 || ends)
       report(saver.save(ctx, model, optimizer, static_cast<std::uint64_t>(done)));  // copies, and returns

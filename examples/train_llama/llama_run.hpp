@@ -33,6 +33,7 @@
 #include "plait/models/llama_stages.hpp"
 #include "plait/nn/moe/router_statistics.hpp"
 #include "plait/nn/strategy.hpp"
+#include "plait/parallel/evaluate.hpp"
 #include "plait/parallel/optim/chosen_optimizer.hpp"
 #include "plait/parallel/parameter_hashes.hpp"
 #include "plait/parallel/pipeline.hpp"
@@ -89,19 +90,12 @@ class repeated_step {
   Step& step_;
 };
 
-/// Reads a rank's part of microbatches from --data: its samples, and its positions of each sample. `Tokens` is the
-/// tensor of a microbatch's ids.
-template <class Tokens, class Strategy, plait::compute_device Device>
+/// Reads a rank's part of microbatches from --data: its samples, and its positions of each sample.
+template <plait::compute_device Device>
 class rank_batches {
  public:
   rank_batches(const setup& s, const plait::context<Device>& ctx, bool documents)
-      : s_(s),
-        ctx_(ctx),
-        documents_(documents),
-        order_(plait::sequence_order_of<Strategy>(ctx.ranks.shape(), ctx.sizes)) {}
-
-  /// The order of this rank's positions in a sequence.
-  const plait::sequence_order& order() const { return order_; }
+      : s_(s), ctx_(ctx), documents_(documents) {}
 
   /// Fills microbatch i of a step whose first sample is `first`, as --data counts them.
   void fill(std::int64_t first, std::int64_t i, plait::host_tokens& ids, plait::host_tokens& labels,
@@ -123,35 +117,15 @@ class rank_batches {
     fill_with(judged, ids, labels, starts, [&](std::int64_t row) {
       return judged.evaluation(std::min(judged.held_out_samples() - 1, i * s_.sequences + row));
     });
-    std::fill(labels.row(held_out_rows(i, ids.stored_part())), labels.data() + labels.size(), ignored);
+    const plait::box& part = ids.stored_part();
+    const std::int64_t left = judged.held_out_samples() - i * s_.sequences - part.offset[0];
+    std::fill(labels.row(std::clamp<std::int64_t>(left, 0, part.local[0])), labels.data() + labels.size(), ignored);
   }
 
   /// The number of held-out microbatches.
   std::int64_t held_out() const { return (s_.judged()->held_out_samples() + s_.sequences - 1) / s_.sequences; }
 
-  /// Returns the number of this rank's held-out targets, without `ignored` ones.
-  std::int64_t held_out_targets(std::int64_t ignored) const {
-    const plait::box part =
-        plait::local_box(plait::layout_v<typename Tokens::spec>, ctx_.ranks.shape(), ctx_.sizes, ctx_.ranks.rank());
-    std::int64_t counted = 0;
-    for (std::int64_t i = 0; !documents_ && i < held_out(); ++i) counted += held_out_rows(i, part) * part.local[1];
-    if (!documents_) return counted;
-    plait::host_tokens ids(part, order_), labels(part, order_);
-    plait::host_starts starts(part, order_);
-    for (std::int64_t i = 0; i < held_out(); ++i) {
-      fill_held_out(i, ignored, ids, labels, starts);
-      counted += labels.size() - std::count(labels.data(), labels.data() + labels.size(), ignored);
-    }
-    return counted;
-  }
-
  private:
-  /// Returns how many of this rank's rows of held-out microbatch i have data: all, except in the last microbatch.
-  std::int64_t held_out_rows(std::int64_t i, const plait::box& part) const {
-    return std::clamp<std::int64_t>(s_.judged()->held_out_samples() - i * s_.sequences - part.offset[0], 0,
-                                    part.local[0]);
-  }
-
   /// Fills a microbatch. `place_of` returns the place in the data of a sample of the microbatch.
   template <class PlaceOf>
   void fill_with(const plait::sampler& from, plait::host_tokens& ids, plait::host_tokens& labels,
@@ -168,55 +142,14 @@ class rank_batches {
   const setup& s_;
   const plait::context<Device>& ctx_;
   bool documents_;
-  plait::sequence_order order_;
 };
-
-/// Returns the mean loss over the held-out data that `batches` reads, or nothing if `stop_asked()`, equal on all ranks,
-/// says that the run ends. Throws on all ranks if there is no target. As many microbatches as fill the pipeline run
-/// together. Collective.
-template <class Model, class Batches, plait::compute_device Device, class Stop>
-std::optional<double> held_out_loss(const plait::context<Device>& ctx, Model& model, const Batches& batches,
-                                    Stop&& stop_asked) {
-  using tokens = typename Model::tokens;
-  using document_starts = typename Model::stage_type::document_starts;
-  typename Model::mean mean(ctx);
-  mean.count(ctx, batches.held_out_targets(model.ignore_index()));
-  mean.begin(ctx);
-  typename Model::batch batch;
-  std::vector<document_starts> starts;
-  for (std::int64_t i = 0; i < batches.held_out(); ++i) {
-    auto& [ids, labels] = batch.emplace_back(tokens(ctx), tokens(ctx));
-    plait::host_tokens host_ids(ids.part(), model.order()), host_labels(host_ids);
-    plait::host_starts host_starts(ids.part(), model.order());
-    batches.fill_held_out(i, model.ignore_index(), host_ids, host_labels, host_starts);
-    plait::upload(ctx, host_ids, ids);
-    plait::upload(ctx, host_labels, labels);
-    if (model.documents()) plait::upload(ctx, host_starts, starts.emplace_back(ctx));
-    if (static_cast<int>(batch.size()) < 4 * model.shape().stages() && i + 1 < batches.held_out()) continue;
-    if (stop_asked()) return {};
-    std::vector<const std::int32_t*> of_batch;
-    for (const document_starts& one : starts) of_batch.push_back(one.data());
-    model.evaluate(ctx, batch, mean, of_batch);
-    batch.clear();
-    starts.clear();
-  }
-  model.sum_over_stages(ctx, mean.pending_sum());
-  mean.finish(ctx);
-  double sum = 0, count = 0;
-  ctx.device.download(&sum, mean.loss_sum(), sizeof sum, ctx.device.main_stream());
-  ctx.device.download(&count, mean.tokens(), sizeof count, ctx.device.main_stream());
-  if (count == 0) plait::fail("--held-out: no held-out token has a target: each ends its document");
-  return sum / count;
-}
 
 /// Samples the tokens of a text from a model, equal on every mesh.
 template <class Model, plait::compute_device Device>
 class text_sampler {
  public:
-  /// `order` is the order of this rank's positions in a sequence.
-  text_sampler(const setup& s, const plait::context<Device>& ctx, plait::any_communicator& ranks, Model& model,
-               const plait::sequence_order& order)
-      : s_(s), ctx_(ctx), ranks_(ranks), model_(model), order_(order) {}
+  text_sampler(const setup& s, const plait::context<Device>& ctx, plait::any_communicator& ranks, Model& model)
+      : s_(s), ctx_(ctx), ranks_(ranks), model_(model) {}
 
   /// Returns the prompt and the sampled tokens. There are fewer tokens if one ends the text, or if `stop_asked()`,
   /// equal on all ranks, says that the run ends. Collective.
@@ -290,7 +223,7 @@ class text_sampler {
   const plait::context<Device>& ctx_;
   plait::any_communicator& ranks_;
   Model& model_;
-  const plait::sequence_order& order_;
+  const plait::sequence_order order_ = model_.order();
 };
 
 /// Loads and saves the states of a rank's run, as --init-from, --resume and --checkpoint-dir say. It has the run's
@@ -470,7 +403,6 @@ template <class Precision, plait::strategy Strategy, plait::compute_device Devic
 class llama_run final : public model_run {
   using stage_type = typename model_of<Precision, Strategy, Device>::type;
   using model_type = plait::pipeline<stage_type>;
-  using tokens = typename model_type::tokens;
   using step_type = plait::training_step<stage_type>;
   using optimizer_type = plait::chosen_optimizer<Precision, Device>;
 
@@ -561,14 +493,17 @@ class llama_run final : public model_run {
     if (judged_) return judged_;  // a step may be evaluated for --eval-every, a save and the end
     model_.wait_for_transfers();  // the gathers after the update belong to the step
     const plait::ledger before = world_.stage().ledger();
-    judged_ = held_out_loss(ctx_, model_, batches_, [&] { return stop_asked(); });
+    const auto fill = [&](std::int64_t i, auto&... parts) {
+      batches_.fill_held_out(i, model_.ignore_index(), parts...);
+    };
+    const auto loss = plait::evaluate(ctx_, model_, batches_.held_out(), fill, [&] { return stop_asked(); });
     world_.stage().ledger().restore(before);
+    if (loss && loss->tokens == 0) plait::fail("--held-out: no held-out token has a target: each ends its document");
+    if (loss) judged_ = loss->mean();
     return judged_;
   }
   std::vector<std::int64_t> sample() override {
-    return text_sampler<model_type, Device>(s_, ctx_, world_.root(), model_, batches_.order()).text([&] {
-      return stop_asked();
-    });
+    return text_sampler<model_type, Device>(s_, ctx_, world_.root(), model_).text([&] { return stop_asked(); });
   }
 
   std::int64_t resume() override {
@@ -686,7 +621,7 @@ class llama_run final : public model_run {
   model_type model_;
   optimizer_type optimizer_;
   saved_states<model_type, optimizer_type, Device> states_;
-  rank_batches<tokens, Strategy, Device> batches_;
+  rank_batches<Device> batches_;
   request_exchange<Device> exchange_;
   plait::communication_clock since_;     ///< counts from the norm of the step before
   std::vector<plait::axis_times> mine_;  ///< this rank's times up to the last norm

@@ -4,6 +4,7 @@
 #include "plait/comm/host_values.hpp"
 #include "plait/models/language_model.hpp"
 #include "plait/nn.hpp"
+#include "plait/parallel/evaluate.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 #include "plait/parallel/optim/chosen_optimizer.hpp"
 #include "plait/parallel/optim/lr_schedule.hpp"

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "plait/parallel/evaluate.hpp"
 #include "support/llama_parity.hpp"
 #include "support/on_mesh.hpp"
 #include "support/temp_folder.hpp"
@@ -37,24 +38,17 @@ void on_ranks(int ranks, const scenario& s, const llama_options& how, const F& f
 }
 
 /// The loss of `microbatches` equal microbatches, by a pipeline that trains with one microbatch.
-double loss_of(const context<cpu>& ctx, pipeline<small>& model, const scenario& s, std::size_t microbatches) {
-  host_tokens ids(small::tokens(ctx).part(), model.order()), labels(ids);
-  fill_tokens(s, 0, ids, labels);
-  pipeline<small>::batch batch;
-  for (std::size_t i = 0; i < microbatches; ++i) {
-    batch.emplace_back(small::tokens(ctx), small::tokens(ctx));
-    upload(ctx, ids, batch.back().first);
-    upload(ctx, labels, batch.back().second);
-  }
-  std::int64_t counted = 0;
-  for (std::int64_t t = 0; t < labels.size(); ++t)
-    counted += static_cast<std::int64_t>(microbatches) * (labels.data()[t] != -100);
-  small::mean mean(ctx);
-  mean.count(ctx, counted);
-  mean.begin(ctx);
-  model.evaluate(ctx, batch, mean);
-  mean.finish(ctx);
-  return *mean.loss_sum() / *mean.tokens();
+double loss_of(const context<cpu>& ctx, pipeline<small>& model, const scenario& s, std::int64_t microbatches) {
+  const auto fill = [&](std::int64_t, host_tokens& ids, host_tokens& labels, host_starts&) {
+    fill_tokens(s, 0, ids, labels);
+  };
+  CHECK_FALSE(evaluate(ctx, model, microbatches, fill, [] { return true; }));
+  const auto ignore = [&](std::int64_t, host_tokens& ids, host_tokens& labels, host_starts&) {
+    fill_tokens(s, 0, ids, labels);
+    labels.fill([](std::int64_t, std::int64_t) { return -100; });
+  };
+  CHECK(evaluate(ctx, model, microbatches, ignore, [] { return false; })->tokens == 0);
+  return evaluate(ctx, model, microbatches, fill, [] { return false; })->mean();
 }
 
 }  // namespace
