@@ -242,14 +242,6 @@ std::vector<std::int64_t> prompt_tokens(const setup& s);
 /// Returns tokens as text for a terminal, without those that begin a text.
 std::string text_of(const setup& s, std::span<const std::int64_t> tokens);
 
-/// Calls `f.operator()<S>()` with the strategy S of --strategy and the model. No other function reads --strategy.
-template <class F>
-auto with_strategy(const options& opt, F&& f) {
-  if (opt.mixture) return f.template operator()<plait::megatron_experts>();
-  return opt.strategy == "sp" ? f.template operator()<plait::megatron_sp>()
-                              : f.template operator()<plait::megatron_tp>();
-}
-
 // The types that this program is built for: all, unless CMake's options PLAIT_TRAINER_PRECISIONS and
 // PLAIT_TRAINER_STRATEGIES list some.
 #ifdef PLAIT_TRAINER_PRECISIONS
@@ -291,12 +283,15 @@ auto with_types(const options& opt, F&& f) {
     return has_bf16_gradients(opt) ? if_built<plait::bf16_gradients, megatron_sp>(opt, f)
                                    : if_built<plait::bf16_no_masters, megatron_sp>(opt, f);
   if (has_bf16_gradients(opt)) return if_built<plait::bf16_gradients_float_masters, megatron_sp>(opt, f);
-  return with_strategy(opt, [&]<class S>() {
+  const auto with = [&]<class S>() {
     if constexpr (!plait::mixture_strategy<S>)
       if (opt.precision == "double") return if_built<double, S>(opt, f);
     if (opt.precision == "bf16") return if_built<plait::bf16, S>(opt, f);
     return if_built<float, S>(opt, f);
-  });
+  };
+  if (opt.mixture) return with.template operator()<plait::megatron_experts>();
+  return opt.strategy == "sp" ? with.template operator()<megatron_sp>()
+                              : with.template operator()<plait::megatron_tp>();
 }
 
 /// The value of --recompute: modes, or a budget of bytes that a rank's layers may keep.
