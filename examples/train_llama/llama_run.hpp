@@ -248,23 +248,19 @@ class saved_states {
   /// that --checkpoint-dir has.
   std::int64_t resume(std::int64_t& newest_saved, best_step& best_saved) {
     if (!s_.opt.checkpoint_dir.empty()) open_saver();
-    std::string path = s_.opt.resume == "none" || s_.opt.resume == "auto" ? "" : s_.opt.resume, problem;
-    std::optional<plait::committed_step> newest;  // in --checkpoint-dir
-    plait::agree(
-        ctx_.device, ranks_,
-        [&] {
-          if (ranks_.rank() == 0 && saver_) newest = plait::newest_step(plait::machine_files(), s_.opt.checkpoint_dir);
-        },
-        "--checkpoint-dir: ");
-    newest_saved =
-        static_cast<std::int64_t>(all_reduce(newest ? static_cast<double>(newest->step) : -1.0, plait::reduce_op::max));
+    std::string path = s_.opt.resume == "none" || s_.opt.resume == "auto" ? "" : s_.opt.resume;
+    const std::string newest = of_rank_0([&]() -> std::string {
+      const auto step = plait::newest_step(plait::machine_files(), s_.opt.checkpoint_dir);
+      return step ? std::to_string(step->step) : "";
+    });
+    if (!newest.empty()) newest_saved = std::stoll(newest);
     if (s_.opt.resume == "auto" && newest_saved >= 0) path = s_.opt.checkpoint_dir;
     if (!path.empty()) load(path);
     if (newest_saved > steps_before_)
-      problem = plait::cat({"'", s_.opt.checkpoint_dir, "' has step ", newest_saved, " already, and this run begins ",
-                            "after step ", steps_before_, "; --resume auto continues from the newest; another ",
-                            "directory can take this run's steps"});
-    plait::agree_on(ctx_.device, ranks_, problem, "--checkpoint-dir: ");
+      throw plait::error_of_all(
+          plait::cat({"--checkpoint-dir: '", s_.opt.checkpoint_dir, "' has step ", newest_saved,
+                      " already, and this run begins after step ", steps_before_,
+                      "; --resume auto continues from the newest; another directory can take this run's steps"}));
     forget_best_elsewhere();
     if (best_.step >= 0 && saver_ && s_.opt.keep_best != "none")
       saver_->begin_with_best(static_cast<std::uint64_t>(best_.step));
@@ -356,32 +352,26 @@ class saved_states {
     options_text_ = loaded.find_scalar<std::string>("train.options").value_or("");
     if (const std::string other = changed_options(s_, loaded); !other.empty() && ranks_.rank() == 0)
       std::fputs(plait::cat({"train_llama: --resume: other options than before: ", other, "\n"}).c_str(), stderr);
-    const auto has = [&](const char* scalar) {
-      return std::any_of(loaded.scalars.begin(), loaded.scalars.end(),
-                         [&](const auto& s) { return s.first == scalar; });
-    };
     // A loss over other data, or over other tokens, cannot be compared with later losses.
-    if (has("train.best.step") && (!s_.data || (there == data_text_ && !judges_otherwise(s_, loaded))))
-      best_ = {loaded.scalar<std::int64_t>("train.best.step"), loaded.scalar<double>("train.best.held_out_loss")};
+    if (const auto best = loaded.find_scalar<std::int64_t>("train.best.step");
+        best && (!s_.data || (there == data_text_ && !judges_otherwise(s_, loaded))))
+      best_ = {*best, loaded.scalar<double>("train.best.held_out_loss")};
   }
 
   /// Forgets the best step if --checkpoint-dir does not have it.
   void forget_best_elsewhere() {
-    if (best_.step < 0 || !saver_) return;
-    bool here = false;
-    plait::agree(
-        ctx_.device, ranks_,
-        [&] {
-          const std::string path =
-              s_.opt.checkpoint_dir + "/" + plait::step_name(static_cast<std::uint64_t>(best_.step));
-          here = ranks_.rank() == 0 && plait::machine_files().kind_of(path) == plait::file_kind::directory;
-        },
-        "--checkpoint-dir: ");
-    if (all_reduce(here ? 1 : 0, plait::reduce_op::max) == 0) best_ = {};
+    if (best_.step < 0) return;
+    const std::string path = s_.opt.checkpoint_dir + "/" + plait::step_name(static_cast<std::uint64_t>(best_.step));
+    const std::string here = of_rank_0([&]() -> std::string {
+      return plait::machine_files().kind_of(path) == plait::file_kind::directory ? path : "";
+    });
+    if (saver_ && here.empty()) best_ = {};
   }
 
-  double all_reduce(double value, plait::reduce_op op) {
-    return plait::all_reduce_scalar(ctx_.device, ranks_, value, op);
+  /// Returns on every rank what rank 0 finds in --checkpoint-dir; nothing if nothing is saved.
+  template <class Find>
+  std::string of_rank_0(Find&& find) {
+    return saver_ ? plait::text_of_rank_0(ctx_.device, ranks_, "--checkpoint-dir: ", find) : std::string();
   }
 
   const setup& s_;
