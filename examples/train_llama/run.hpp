@@ -191,14 +191,13 @@ class checkpointer {
   void finish(std::int64_t steps, bool worth_saving) {
     if (s_.opt.checkpoint_dir.empty()) return;
     report(run_.ended_saves(true));
-    const bool has_failed = steps == newest_ended_ && !failure_.empty();
-    if (worth_saving && (steps > last_ || has_failed)) save(steps);
+    if (worth_saving && (steps > last_ || (steps == newest_ended_ && !newest_.failure.empty()))) save(steps);
     report(run_.ended_saves(true));
   }
   /// The error of the save of the newest step; empty: none.
-  const std::string& failure() const { return failure_; }
+  const std::string& failure() const { return newest_.failure; }
   /// A problem of the save of the newest step, although it was committed. Only rank 0 has it.
-  const std::string& damage() const { return damage_; }
+  const std::string& damage() const { return newest_.damage; }
 
  private:
   void save(std::int64_t steps) {
@@ -221,11 +220,8 @@ class checkpointer {
   }
   void ended(const plait::finished_save& save, double bytes) {
     const auto step = static_cast<std::int64_t>(save.step);
-    if (step >= newest_ended_) {  // a save that fails at once ends before older saves
-      newest_ended_ = step;
-      failure_ = save.failure;
-      damage_ = save.damage;
-    }
+    // A save that fails at once ends before older saves.
+    if (step >= newest_ended_) newest_ended_ = step, newest_ = save;
     const std::optional<double> loss = judged_.extract(save.step).mapped();
     const bool is_best = save.failure.empty() && loss && *loss < kept_.loss;
     if (is_best) kept_ = {step, *loss};
@@ -239,7 +235,7 @@ class checkpointer {
   std::int64_t newest_ended_ = -1;                         ///< newest step whose save has ended
   best_step kept_;                                         ///< the best step on disk
   std::map<std::uint64_t, std::optional<double>> judged_;  ///< held-out losses of unfinished saves
-  std::string failure_, damage_;                           ///< of the save of `newest_ended_`
+  plait::finished_save newest_{};                          ///< of `newest_ended_`
 };
 
 // Texts that describe a run in a saved step, and to other processes.
