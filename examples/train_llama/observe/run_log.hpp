@@ -241,12 +241,8 @@ class json_log {
     }
     if (kept >= 0) ::close(kept);
   }
-  json_log(json_log&& other) noexcept
-      : path_(std::move(other.path_)),
-        flag_(std::move(other.flag_)),
-        kept_(std::move(other.kept_)),
-        file_(std::exchange(other.file_, -1)) {}
-  json_log& operator=(json_log&&) = delete;
+  json_log(const json_log&) = delete;
+  json_log& operator=(const json_log&) = delete;
   ~json_log() { close(); }
 
   void step(const step_record& record) {

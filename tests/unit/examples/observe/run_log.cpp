@@ -128,8 +128,7 @@ TEST_CASE("a log has one writer, and a second one does not change it") {
     first.step({.step = 1});
     CHECK_ERROR(json_log(dir / "log.jsonl"), "log: '" + path + "' is being written by another run");
     CHECK_ERROR(json_log(path, "--log", true), "is being written by another run");
-    json_log moved(std::move(first));
-    moved.step({.step = 2});
+    first.step({.step = 2});
   }
   {
     json_log again(path, "--log", true);
@@ -193,8 +192,6 @@ TEST_CASE("a new run keeps an earlier run's log under the first free number") {
     kept.push_back(log.kept());
     CHECK(dir.read("log.jsonl").empty());
     log.step({.step = run});
-    const json_log moved(std::move(log));
-    CHECK(moved.kept() == kept.back());
   }
   CHECK(kept == std::vector<std::string>{"", path + ".1", path + ".2"});
   for (int run = 1; run <= 2; ++run)
