@@ -1,34 +1,23 @@
 #include "options.hpp"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <limits>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <system_error>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "../number_text.hpp"
 #include "../reading_error.hpp"
-#include "plait/core/error.hpp"
 #include "plait/io/atomic_file.hpp"
 #include "plait/layout/parse.hpp"
 #include "plait/plan/hardware.hpp"
-#include "plait/schedule/parse.hpp"
 
 namespace {
 

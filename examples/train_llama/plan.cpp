@@ -4,18 +4,12 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "../number_text.hpp"
 #include "machine.hpp"
-#include "options.hpp"
 #include "plait/models/llama_stages.hpp"
-#include "plait/nn/strategy.hpp"
-#include "plait/schedule/order.hpp"
 #include "plait/schedule/verify.hpp"
 #include "plan_llama/planner/explain.hpp"
 #include "plan_llama/planner/hardware_json.hpp"

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <limits>
@@ -21,9 +20,7 @@
 #include "plait/models/hugging_face_directory.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plan.hpp"
-#include "run.hpp"
 #include "train_llama/observe/pictures.hpp"
-#include "train_llama/observe/run_log.hpp"
 #include "train_llama/observe/step_events.hpp"
 
 std::string mesh_text(const plait::mesh_shape& shape) {
