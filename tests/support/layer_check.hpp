@@ -2,6 +2,10 @@
 
 #include <doctest/doctest.h>
 
+#include <map>
+#include <string>
+#include <vector>
+
 #include "plait/testing/layer_parity.hpp"
 
 /// The checks of plait/testing as doctest checks, and the sizes that most tests of layers use.
@@ -23,6 +27,31 @@ layer_values check_one(const Mesh& one, const dim_sizes& sizes, Make&& make, std
   CHECK(at.found.text() == "");
   CHECK(check_differences(one, sizes, at, make, samples).text() == "");
   return at;
+}
+
+inline std::map<std::string, layer_values>& checked_values() {
+  static std::map<std::string, layer_values> all;
+  return all;
+}
+/// The same for policies that have equal values on one rank, and so one name: the first is checked, and later ones are
+/// compared with it.
+template <class Mesh, class Make>
+const layer_values& check_once(const std::string& name, const Mesh& one, const dim_sizes& sizes, Make&& make,
+                               std::int64_t samples = 40) {
+  const auto [values, is_new] = checked_values().try_emplace(name);
+  if (is_new)
+    values->second = check_one(one, sizes, make, samples);
+  else
+    CHECK(check_mesh(one, sizes, values->second, make).text() == "");
+  return values->second;
+}
+/// Linears have equal values on one rank if their dims are the same.
+template <class Policy>
+std::string name_on_one_rank() {
+  std::string name = describe(whole_of(layout_v<typename Policy::input>));
+  name += describe(whole_of(layout_v<typename Policy::weight>)) + describe(whole_of(layout_v<typename Policy::output>));
+  if constexpr (requires { Policy::bias; }) name += Policy::bias ? " with a bias" : "";
+  return name;
 }
 
 /// Compares every rank of the meshes with the values of one rank.

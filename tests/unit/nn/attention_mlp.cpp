@@ -6,7 +6,7 @@
 #include "plait/nn/norm.hpp"
 #include "plait/nn/strategy.hpp"
 #include "support/layer_check.hpp"
-#include "support/texts.hpp"
+#include "support/on_mesh.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -87,25 +87,17 @@ TEST_CASE("SwiGLU MLP") {
 
 namespace {
 
-template <class F>
-std::string refused_at(const four& mesh, const dim_sizes& sizes, F&& make) {
-  std::string text;
-  try {
-    threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
-      world ranks(mesh.shape(), c);
-      cpu device;
-      context<cpu> ctx{device, ranks, sizes, 1};
-      make(ctx);
-    });
-  } catch (const error& e) {
-    text = e.what();
-  }
-  return text;
+template <class Make>
+std::string refused_at(const four& mesh, const dim_sizes& sizes, Make&& make) {
+  return error_on_mesh(mesh, sizes, 1, make);
 }
+
 }  // namespace
 
 TEST_CASE("sizes that do not fit are refused at run time, by name and value") {
-  const auto attention = [](context<cpu>& ctx) { self_attention<double, megatron_sp>(ctx, "attention", rotated()); };
+  const auto attention = [](const context<cpu>& ctx) {
+    self_attention<double, megatron_sp>(ctx, "attention", rotated());
+  };
   dim_sizes sizes = transformer_sizes();
   sizes.set(dim_of<heads>, 12), sizes.set(dim_of<kv_heads>, 3), sizes.set(dim_of<seq>, 6);
   const std::string split = refused_at(four{1, 1, 1, 2}, sizes, attention);
@@ -119,12 +111,12 @@ TEST_CASE("sizes that do not fit are refused at run time, by name and value") {
   sizes.set(dim_of<heads>, 2), sizes.set(dim_of<kv_heads>, 2);
   CHECK(has(refused_at(four{1, 1, 3, 1}, sizes, attention),
             "heads is 2, sharded over tp=3 = 3 ranks; it must be at least 3"));
-  const auto wrong_frequencies = [](context<cpu>& ctx) {
+  const auto wrong_frequencies = [](const context<cpu>& ctx) {
     self_attention<double, megatron_sp>(ctx, "attention", {.frequencies = {1.0}});
   };
   CHECK(has(refused_at(four{1, 1, 1, 1}, transformer_sizes(), wrong_frequencies),
             "1 rotary frequencies for head_dim = 4"));
-  const auto mlp = [](context<cpu>& ctx) { swiglu_mlp<double, megatron_sp>(ctx, "mlp"); };
+  const auto mlp = [](const context<cpu>& ctx) { swiglu_mlp<double, megatron_sp>(ctx, "mlp"); };
   sizes = transformer_sizes();
   sizes.set(dim_of<ffn>, 3);
   CHECK(has(refused_at(four{1, 1, 4, 1}, sizes, mlp), "ffn is 3, sharded over tp=4 = 4 ranks; it must be at least 4"));
@@ -150,18 +142,18 @@ struct stored_badly {
 }  // namespace
 
 TEST_CASE("a layer on a mesh whose axes it does not name, a size that the context does not have") {
-  const auto make = [](context<cpu>& ctx) { linear<double, narrow>(ctx, "up"); };
+  const auto make = [](const context<cpu>& ctx) { linear<double, narrow>(ctx, "up"); };
   CHECK(has(refused_at(four{2, 1, 1, 1}, transformer_sizes(), make),
             "up: input: a boundary spec must mention every axis of its mesh"));
   CHECK(has(refused_at(four{2, 1, 1, 1}, transformer_sizes(), make), "axis dp"));
   dim_sizes sizes;
   sizes.set(dim_of<batch>, 4), sizes.set(dim_of<hidden>, 4);
-  const auto other = [](context<cpu>& ctx) { linear<double, stored_badly>(ctx, "up"); };
+  const auto other = [](const context<cpu>& ctx) { linear<double, stored_badly>(ctx, "up"); };
   CHECK(has(refused_at(four{1, 1, 2, 1}, sizes, other), "the context gives no size for the dim ffn"));
 }
 
 TEST_CASE("a parameter may not be stored replicated or partial") {
-  const auto make = [](context<cpu>& ctx) {
+  const auto make = [](const context<cpu>& ctx) {
     const layout stored = layout_v<spec<hidden, replicate<dp>>>;
     const layout met = layout_v<spec<shard<batch, dp>, hidden, invariant<cp, tp, tp_rep>>>;
     parameter<double, cpu>(ctx, {"w", {8}, {}, true}, stored, layout_v<spec<hidden>>, met);

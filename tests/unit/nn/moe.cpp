@@ -17,6 +17,7 @@
 #include "plait/parallel/optim/adamw.hpp"
 #include "support/layer_check.hpp"
 #include "support/on_mesh.hpp"
+#include "support/split_strategy.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;
@@ -79,61 +80,47 @@ struct masked_and_replicated {
 
 constexpr deterministic_leaves leaves_of_four{4, 4, 4};
 
+/// Returns the values of one rank, where all policies have equal ones for options of this name.
 template <class Policy>
-void check_mixture(const kernels::router_settings& router, std::initializer_list<three> meshes,
-                   const router_losses& losses = {}) {
-  const auto make = [router, losses](const auto& ctx) {
-    return moe<double, Policy, device_of<decltype(ctx)>>(ctx, "mixture", {router, {0, 0.5}, losses});
+const layer_values& check_mixture(const char* name, const moe_options& how, std::initializer_list<three> meshes) {
+  const auto make = [how](const auto& ctx) {
+    return moe<double, Policy, device_of<decltype(ctx)>>(ctx, "mixture", how);
   };
-  const dim_sizes sizes = mixture_sizes();
-  const layer_values one = check_one(three{1, 1, 1}, sizes, make, 25);
-  check_meshes(meshes, sizes, one, make);
+  const layer_values& one = check_once(name, three{1, 1, 1}, mixture_sizes(), make, 25);
+  check_meshes(meshes, mixture_sizes(), one, make);
+  return one;
 }
 
 }  // namespace
 
 TEST_CASE("experts with exchanged rows") {
-  check_mixture<exchanged>({}, {three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}, three{1, 4, 2},
-                                three{1, 3, 1}, three{1, 5, 2}});
+  check_mixture<exchanged>(
+      "plain", {},
+      {three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}, three{1, 4, 2}, three{1, 3, 1}, three{1, 5, 2}});
 }
 TEST_CASE("experts of whole sequences, one for each token") {
-  check_mixture<sequence_on_all_ranks>({.chosen = 1, .normalised = false},
+  check_mixture<sequence_on_all_ranks>("one for each token", {{.chosen = 1, .normalised = false}},
                                        {three{2, 2, 1}, three{1, 1, 4}, three{1, 2, 2}, three{2, 2, 2}});
 }
 TEST_CASE("experts over two axes, with sigmoids for scores") {
   check_mixture<folded>(
-      {.chosen = 3, .scores = kernels::expert_scores::sigmoid, .scale = 2.5},
+      "sigmoids", {{.chosen = 3, .scores = kernels::expert_scores::sigmoid, .scale = 2.5}},
       {three{1, 1, 2}, three{1, 2, 2}, three{2, 2, 2}, three{1, 4, 2}, three{1, 3, 2}, three{2, 1, 7}});
 }
 TEST_CASE("experts of the best groups") {
   check_mixture<exchanged>(
-      {.chosen = 3, .groups = 4, .chosen_groups = 2, .group_scores = kernels::group_scores::two_largest},
+      "groups", {{.chosen = 3, .groups = 4, .chosen_groups = 2, .group_scores = kernels::group_scores::two_largest}},
       {three{2, 1, 1}, three{1, 2, 1}, three{2, 2, 2}});
 }
 TEST_CASE("experts of tokens that all ranks have") {
-  check_mixture<masked>({.chosen = 4, .normalised = false}, {three{1, 2, 1}, three{1, 2, 2}, three{2, 2, 2},
-                                                             three{1, 4, 2}, three{1, 3, 1}, three{2, 3, 2}});
+  check_mixture<masked>(
+      "four for each token", {{.chosen = 4, .normalised = false}},
+      {three{1, 2, 1}, three{1, 2, 2}, three{2, 2, 2}, three{1, 4, 2}, three{1, 3, 1}, three{2, 3, 2}});
 }
 
 namespace {
 
 const mlp_lora three_adapters{.gate = {.rank = 2, .scale = 2}, .up = {.rank = 3}, .down = {.rank = 2, .scale = 0.5}};
-
-template <class Policy>
-void check_adapters(std::initializer_list<three> meshes) {
-  const auto make = [](const auto& ctx) {
-    return moe<double, Policy, device_of<decltype(ctx)>>(
-        ctx, "mixture", {.router = {.chosen = 3}, .init = {0, 0.5}, .lora = three_adapters});
-  };
-  const layer_values one = check_one(three{1, 1, 1}, mixture_sizes(), make, 25);
-  CHECK(one.gradients.size() == 7);  // the router's and each adapter's: the experts' weights are frozen
-  for (std::size_t i = 1; i < one.gradients.size(); ++i) {
-    CAPTURE(one.gradients[i].first);
-    const std::string matrix = std::array{"gate_proj", "up_proj", "down_proj"}[(i - 1) / 2];
-    CHECK(one.gradients[i].first == cat({"mixture.experts.", matrix, i % 2 == 1 ? ".lora_A" : ".lora_B", ".weight"}));
-  }
-  check_meshes(meshes, mixture_sizes(), one, make);
-}
 
 struct adapted_mixture : moe<double, exchanged> {
   using precision_type = double;
@@ -142,13 +129,19 @@ struct adapted_mixture : moe<double, exchanged> {
 
 }  // namespace
 
-TEST_CASE("adapters of experts with exchanged rows, and of sharded experts") {
-  check_adapters<exchanged>({three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}, three{1, 4, 2}});
-  check_adapters<sequence_on_all_ranks>({three{1, 1, 4}, three{2, 2, 2}});
-}
-TEST_CASE("adapters of experts over two axes, and of experts of tokens that all ranks have") {
-  check_adapters<folded>({three{1, 1, 2}, three{2, 2, 2}, three{1, 4, 2}});
-  check_adapters<masked>({three{1, 2, 1}, three{2, 2, 2}});
+TEST_CASE("adapters of experts with exchanged rows, sharded, over two axes, and of tokens that all ranks have") {
+  const moe_options how{.router = {.chosen = 3}, .lora = three_adapters};
+  const layer_values& one = check_mixture<exchanged>(
+      "adapters", how, {three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}, three{1, 4, 2}});
+  CHECK(one.gradients.size() == 7);  // the router's and each adapter's: the experts' weights are frozen
+  for (std::size_t i = 1; i < one.gradients.size(); ++i) {
+    CAPTURE(one.gradients[i].first);
+    const std::string matrix = std::array{"gate_proj", "up_proj", "down_proj"}[(i - 1) / 2];
+    CHECK(one.gradients[i].first == cat({"mixture.experts.", matrix, i % 2 == 1 ? ".lora_A" : ".lora_B", ".weight"}));
+  }
+  check_mixture<sequence_on_all_ranks>("adapters", how, {three{1, 1, 4}, three{2, 2, 2}});
+  check_mixture<folded>("adapters", how, {three{1, 1, 2}, three{2, 2, 2}, three{1, 4, 2}});
+  check_mixture<masked>("adapters", how, {three{1, 2, 1}, three{2, 2, 2}});
 }
 TEST_CASE("adapters give the results of weights that they are merged into") {
   on_mesh(three{1, 1, 1}, mixture_sizes(), 1, [](const context<cpu>& ctx) {
@@ -175,13 +168,9 @@ TEST_CASE("adapters give the results of weights that they are merged into") {
 
 namespace {
 
-struct beside_tensors {
+struct beside_tensors : split {
   using mesh = three;
   using residual = spec<shard<batch, dp, ep>, shard<seq, tp>, hidden>;
-  using query_heads = shard<heads, tp>;
-  using key_heads = shard<kv_heads, tp>;
-  using feed_forward = shard<ffn, tp>;
-  using vocabulary = shard<vocab, tp>;
   using expert = shard<experts, ep>;
 };
 
@@ -201,15 +190,17 @@ TEST_CASE("a shared expert of all tokens, with and without a gate") {
 }
 
 TEST_CASE("auxiliary losses are a part of the objective") {
-  const router_losses each{.balance = {3}, .z_loss = 0.7}, together{{2, balance_over::microbatch}, 0.2},
-      over_steps{{2, balance_over::step}};
-  check_mixture<exchanged>({}, {three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}}, each);
-  check_mixture<sequence_on_all_ranks>({.scores = kernels::expert_scores::sigmoid},
-                                       {three{2, 2, 1}, three{1, 1, 4}, three{2, 2, 2}}, together);
-  check_mixture<masked>({.chosen = 3}, {three{1, 2, 1}, three{1, 2, 2}, three{2, 2, 2}}, together);
-  check_mixture<masked>({}, {three{1, 2, 2}, three{2, 2, 2}}, over_steps);
-  check_mixture<masked_and_replicated>({}, {three{1, 2, 1}, three{2, 2, 2}}, each);
-  check_mixture<long_sequences>({}, {three{1, 2, 1}, three{2, 2, 2}}, each);
+  const router_losses together{{2, balance_over::microbatch}, 0.2}, over_steps{{2, balance_over::step}};
+  const moe_options each{.losses = {.balance = {3}, .z_loss = 0.7}};
+  check_mixture<exchanged>("each", each, {three{2, 1, 1}, three{1, 2, 1}, three{1, 1, 2}, three{2, 2, 2}});
+  check_mixture<masked_and_replicated>("each", each, {three{1, 2, 1}, three{2, 2, 2}});
+  check_mixture<long_sequences>("each", each, {three{1, 2, 1}, three{2, 2, 2}});
+  check_mixture<sequence_on_all_ranks>("together",
+                                       {.router = {.scores = kernels::expert_scores::sigmoid}, .losses = together},
+                                       {three{2, 2, 1}, three{1, 1, 4}, three{2, 2, 2}});
+  check_mixture<masked>("three together", {.router = {.chosen = 3}, .losses = together},
+                        {three{1, 2, 1}, three{1, 2, 2}, three{2, 2, 2}});
+  check_mixture<masked>("over steps", {.losses = over_steps}, {three{1, 2, 2}, three{2, 2, 2}});
 }
 
 namespace {
@@ -286,6 +277,17 @@ void check_equal(const trained& got, const trained& expected, const std::string&
     check_near(got.gradients[i].second, expected.gradients[i].second, 1e-11, where + got.gradients[i].first);
 }
 
+/// Modes of recompute alternate, so every mesh and every number of microbatches meets both.
+void check_microbatches(std::initializer_list<three> meshes, const router_losses& losses, std::int64_t steps,
+                        const trained& expected) {
+  int turn = 0;
+  for (const std::int64_t microbatches : {1, 2, 4})
+    for (const three& mesh : meshes)
+      check_equal(train_mixtures<exchanged>(mesh, microbatches, losses,
+                                            turn++ % 2 == 0 ? recompute::none : recompute::full, steps),
+                  expected, cat({microbatches, " microbatches, ", describe(mesh.shape()), ": "}));
+}
+
 }  // namespace
 
 TEST_CASE("sums over tokens and sequences are equal for any number of microbatches") {
@@ -295,11 +297,7 @@ TEST_CASE("sums over tokens and sequences are equal for any number of microbatch
   CHECK(sum(one.router.load) == 16 * 9 * 2);
   CHECK((sum(one.router.dropped) > 16 && one.router.entropy > 0.5 && one.router.entropy < std::log(8)));
   CHECK(one.auxiliary > 6);  // two layers with a balance loss of at least about 3 each
-  for (const std::int64_t microbatches : {1, 2, 4})
-    for (const three& mesh : {three{1, 1, 1}, three{1, 1, 2}, three{2, 2, 2}})
-      for (const recompute policy : {recompute::none, recompute::full})
-        check_equal(train_mixtures<exchanged>(mesh, microbatches, additive, policy), one,
-                    cat({microbatches, " microbatches, ", describe(mesh.shape()), ": "}));
+  check_microbatches({three{1, 1, 1}, three{1, 1, 2}, three{2, 2, 2}}, additive, 1, one);
 }
 TEST_CASE("a balance over steps, by the counts of the step before, is equal for any number of microbatches") {
   const router_losses over_steps{.balance = {3, balance_over::step}};
@@ -307,11 +305,7 @@ TEST_CASE("a balance over steps, by the counts of the step before, is equal for 
                 one = train_mixtures<exchanged>(three{1, 1, 1}, 1, over_steps, recompute::none, 2);
   CHECK(first.auxiliary == doctest::Approx(6).epsilon(1e-12));  // of two layers, each of which counts as balanced
   CHECK(std::abs(one.auxiliary - 12) > 1e-3);
-  for (const std::int64_t microbatches : {1, 2, 4})
-    for (const three& mesh : {three{1, 1, 1}, three{1, 4, 1}, three{2, 2, 2}})
-      for (const recompute policy : {recompute::none, recompute::full})
-        check_equal(train_mixtures<exchanged>(mesh, microbatches, over_steps, policy, 2), one,
-                    cat({microbatches, " microbatches, ", describe(mesh.shape()), ": "}));
+  check_microbatches({three{1, 1, 1}, three{1, 4, 1}, three{2, 2, 2}}, over_steps, 2, one);
 }
 TEST_CASE("a balance over microbatches depends on their number, and not on the mesh") {
   const router_losses together{.balance = {3, balance_over::microbatch}};
