@@ -71,7 +71,7 @@ std::map<std::string, size_column> size_columns(pp::transformer_shape& m) {
           {"window", {&m.window, 0}}};
 }
 std::map<std::string, bool*> kind_columns(pp::transformer_shape& m) {
-  return {{"gated", &m.gated},     {"tied", &m.tied},       {"biases", &m.biases},
+  return {{"gated", &m.gated},     {"tied", &m.tied},       {"biases", &m.biases},          {"limited", &m.limited},
           {"dropout", &m.dropout}, {"qk_norm", &m.qk_norm}, {"shared_gate", &m.shared_gate}};
 }
 /// Returns the numeric facts about a program, by the columns that set them.

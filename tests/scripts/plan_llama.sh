@@ -170,8 +170,10 @@ good,8,4,2,zb_v,1
 not legal,3,1,2,1f1b,0
 CSV
 cat >experts.csv <<'CSV'
-hidden,layers,heads,kv_heads,head_dim,ffn,vocab,experts,chosen,dp,ep
-2048,48,32,4,128,768,151936,128,8,16,16
+hidden,layers,heads,kv_heads,head_dim,ffn,vocab,experts,chosen,dp,ep,cp,limited
+2048,48,32,4,128,768,151936,128,8,16,16,1,0
+2048,48,32,4,128,768,151936,128,8,8,8,2,0
+2048,48,32,4,128,768,151936,128,8,8,8,2,1
 CSV
 plan --cluster h100:16 --seq 4096 --batch 128 --layouts experts.csv >priced_experts.csv || fail "a model of experts"
 plan --model llama-3-70b --cluster h100:64 --seq 8192 --batch 64 --layouts layouts.csv >priced.csv || fail "a file of layouts"
@@ -180,7 +182,8 @@ import csv
 good, comma, bad = csv.DictReader(open("priced.csv"))
 assert float(good["step_seconds"]) > 0 and good["fits"] == "1" and good["ranks"] == "64" and good["refused"] == ""
 assert comma["note"] == "with, comma" and float(comma["step_seconds"]) > 0
-experts = next(csv.DictReader(open("priced_experts.csv")))
+experts, whole, limited = csv.DictReader(open("priced_experts.csv"))
+assert float(limited["experts_seconds"]) > float(whole["experts_seconds"]) > 0, (limited, whole)
 assert 0 < float(experts["experts_seconds"]) < float(experts["step_seconds"]) and experts["fits"] == "1", experts
 assert bad["step_seconds"] == "" and bad["refused"].startswith("tp is 3 and the model has 64 heads"), bad
 PYTHON
