@@ -24,6 +24,8 @@ FAIL_CASES = {  # name: (text of the case, whether the runner must accept it)
     "two cases": ("// errors-at-most: 1\n// case: a\n// expect: an int of one byte\n" + MISTAKE +
                   "// case: b\n// expect: an int of one byte\n" + MISTAKE, True),
     "a second case compiles": ("// expect: an int of one byte\n// case: a\n" + MISTAKE + "// case: b\nint x;\n", False),
+    "a second case has another text": ("// case: a\n// expect: an int of one byte\n" + MISTAKE +
+                                       "// case: b\n// expect: an int of two bytes\n" + MISTAKE, False),
     "the fix is broken": ("// expect: an int of one byte\n#define OURS\n" + MISTAKE + "no_such_thing x;\n", False),
 }
 FIXED_CASES = {  # name: (text of a case compiled together with another, whether the two must be accepted)
