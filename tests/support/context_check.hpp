@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "layer_check.hpp"
+#include "on_mesh.hpp"
 #include "plait/kernels/settings.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/strategy.hpp"
@@ -219,46 +221,49 @@ sent_bytes context_bytes(const typename S::mesh& mesh, const attention_case& c) 
 
 /// The text of the error for an attention layer that cannot be made.
 template <class T, strategy S>
-std::string layer_refusal(const typename S::mesh& mesh, const attention_case& c, const attention_options& options) {
-  try {
+std::string layer_refusal(const typename S::mesh& mesh, const attention_case& c, attention_options how) {
+  return text_thrown_by([&] {
     cpu device;
     world ranks = world::counting(mesh.shape(), 0);
     const context<cpu> ctx{device, ranks, c.sizes(), 99};
-    attention_options how = options;
     how.frequencies = kernels::rope_inverse_frequencies(4, 100.0, {});
     self_attention<T, S> layer(ctx, "layer", std::move(how));
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
+  });
 }
 
 using four = megatron_sp::mesh;
 
-/// Compares every case on every mesh with one rank in double. Most sequence lengths do not divide by the ranks.
+/// The results of one rank in double, computed once for all strategies and meshes of a program.
+inline const layer_values& attend_alone(const attention_case& c) {
+  static std::map<std::tuple<std::string, std::int64_t, std::int64_t>, layer_values> all;
+  const auto [one, is_new] = all.try_emplace({c.mask.name, c.kv_size, c.seq_size});
+  if (is_new) one->second = attend_on<double, context_parallel<megatron_sp, whole_sequence>>(four{1, 1, 1, 1}, c)[0];
+  return one->second;
+}
+
+/// Compares every mask on every mesh with one rank in double. The numbers of kv heads alternate, so every mask and
+/// every mesh meets both. Most sequence lengths do not divide by the ranks.
 template <class T, strategy S>
 void check_context(std::initializer_list<typename S::mesh> meshes) {
-  using alone = context_parallel<megatron_sp, whole_sequence>;
-  for (const std::int64_t kv : {2, 8})
-    for (const masking& mask : maskings) {
-      std::map<std::int64_t, layer_values> expected;  // by the length of the sequence
-      for (const typename S::mesh& mesh : meshes) {
-        const std::int64_t ranks = mesh.shape().size(context_axes<typename S::attention>);
-        attention_case c{.seq_size = kv == 8 && 32 % (2 * ranks) == 0 ? 32 : 37, .kv_size = kv, .mask = mask};
-        const auto [one, is_new] = expected.try_emplace(c.seq_size);
-        if (is_new) one->second = attend_on<double, alone>(four{1, 1, 1, 1}, c)[0];
-        INFO(mask.name << ", " << kv << " kv heads, " << describe(mesh.shape()));
-        for (const layer_values& got : attend_on<T, S>(mesh, c)) {
-          constexpr double tolerance = sizeof(T) == 8 ? 1e-12 : 1e-5;
-          check_near(got.y, one->second.y, tolerance, "output");
-          check_near(got.dx, one->second.dx, tolerance, "gradient of the input");
-          REQUIRE(got.gradients.size() == one->second.gradients.size());
-          for (std::size_t i = 0; i < got.gradients.size(); ++i)
-            check_near(got.gradients[i].second, one->second.gradients[i].second, tolerance,
-                       "gradient of " + got.gradients[i].first);
-        }
+  std::size_t turn = 0;
+  for (const masking& mask : maskings) {
+    std::size_t place = turn++;
+    for (const typename S::mesh& mesh : meshes) {
+      const std::int64_t ranks = mesh.shape().size(context_axes<typename S::attention>), kv = place++ % 2 == 0 ? 2 : 8;
+      const attention_case c{.seq_size = kv == 8 && 32 % (2 * ranks) == 0 ? 32 : 37, .kv_size = kv, .mask = mask};
+      const layer_values& one = attend_alone(c);
+      INFO(mask.name << ", " << kv << " kv heads, " << describe(mesh.shape()));
+      for (const layer_values& got : attend_on<T, S>(mesh, c)) {
+        constexpr double tolerance = sizeof(T) == 8 ? 1e-12 : 1e-5;
+        check_near(got.y, one.y, tolerance, "output");
+        check_near(got.dx, one.dx, tolerance, "gradient of the input");
+        REQUIRE(got.gradients.size() == one.gradients.size());
+        for (std::size_t i = 0; i < got.gradients.size(); ++i)
+          check_near(got.gradients[i].second, one.gradients[i].second, tolerance,
+                     "gradient of " + got.gradients[i].first);
       }
     }
+  }
 }
 
 }  // namespace plait::test

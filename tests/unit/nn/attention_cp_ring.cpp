@@ -70,8 +70,8 @@ TEST_CASE("invalid rings are refused by name and value") {
   c.seq_size = 3;
   using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;
   const std::string parts = "seq is 3, sharded over cp=4 = 4 ranks; it must be at least 4";
-  CHECK(layer_refusal<float, megatron_sp>(four{1, 4, 1, 1}, c, {}).find(parts) != std::string::npos);
-  CHECK(layer_refusal<float, zig>(four{1, 4, 1, 1}, c, {}).find("z" + parts) != std::string::npos);
+  CHECK(has(layer_refusal<float, megatron_sp>(four{1, 4, 1, 1}, c, {}), parts));
+  CHECK(has(layer_refusal<float, zig>(four{1, 4, 1, 1}, c, {}), "z" + parts));
   CHECK(layer_refusal<float, zig>(four{1, 3, 1, 1}, c, {}).empty());
 }
 
@@ -89,8 +89,7 @@ TEST_CASE("documents are neither forgotten nor ignored") {
       const tensor<double, layer_type::input> x(ctx);
       layer.forward(mb, x);
     });
-    CHECK(text.find(expected ? "the microbatch has no document_starts" : "attention_options::documents is not set") !=
-          std::string::npos);
+    CHECK(has(text, expected ? "the microbatch has no document_starts" : "attention_options::documents is not set"));
   }
 }
 
@@ -108,8 +107,7 @@ TEST_CASE("if one rank fails, the others do not wait for its keys") {
     std::fill_n(x.data(), x.size(), 0.5);
     layer.forward(mb, x);
   });
-  CHECK(text.find("rank 1: attention_options::documents is set, but the microbatch has no document_starts") !=
-        std::string::npos);
+  CHECK(has(text, "rank 1: attention_options::documents is set, but the microbatch has no document_starts"));
 }
 
 namespace {

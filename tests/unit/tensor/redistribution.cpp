@@ -114,9 +114,12 @@ TEST_CASE("random redistributions of a 3-d tensor on three axes, which divide it
       }
       threads::run(static_cast<int>(mesh.size()), [&](threads::communicator c) {
         world w(mesh.shape(), c), padded(mesh.shape(), equal_parts_only(c));
-        for (const auto& [from, to] : cases) {
-          check_move(from, to, w, sizes, full);
-          check_move(from, to, padded, sizes, full, [](std::size_t) { return false; });
+        for (std::size_t i = 0; i < cases.size(); ++i) {
+          const auto& [from, to] = cases[i];
+          if (i % 2 == 0)
+            check_move(from, to, w, sizes, full);
+          else
+            check_move(from, to, padded, sizes, full, [](std::size_t) { return false; });
         }
       });
     }
@@ -184,13 +187,11 @@ TEST_CASE("a program's arrays are gathered and scattered along any dim") {
     CHECK(sums[47] == 2);
     redistribute(ctx, part<const double, terms>(ctx, y.data()), in);  // reduce-scatter along the second dim
     CHECK(x[12] == 2 * (24 + 12 * ctx.ranks.rank()));
-    CHECK(test::text_thrown_by([&] {
-            redistribute(ctx, in, part<double, columns>(ctx, x.data() + 1));
-          }).find("redistribute: in and out overlap, and the plan between them is ") != std::string::npos);
+    CHECK(has(test::text_thrown_by([&] { redistribute(ctx, in, part<double, columns>(ctx, x.data() + 1)); }),
+              "redistribute: in and out overlap, and the plan between them is "));
     const context<cpu> other{ctx.device, ctx.ranks, sizes_of<batch, seq, hidden>(2, 4, 8), 1};
-    CHECK(test::text_thrown_by([&] {
-            redistribute(other, in, part<double, whole>(other, y.data()));
-          }).find("redistribute: in has 24 elements, and in this context there are 32") != std::string::npos);
+    CHECK(has(test::text_thrown_by([&] { redistribute(other, in, part<double, whole>(other, y.data())); }),
+              "redistribute: in has 24 elements, and in this context there are 32"));
   });
 }
 
@@ -208,11 +209,9 @@ TEST_CASE("a dim with fewer elements than ranks, and dims that differ, are refus
           "activations: a dim has fewer elements than there are ranks that shard it: batch is 3, sharded over ax=4 = 4 "
           "ranks; it must be at least 4");
     sizes.set(dim_of<batch>, 6, 2);
-    CHECK(text_of_move(rows).find("batch is 6, in blocks of 2, sharded over ax=4 = 4 ranks; it must be at least 8") !=
-          std::string::npos);
+    CHECK(has(text_of_move(rows), "batch is 6, in blocks of 2, sharded over ax=4 = 4 ranks; it must be at least 8"));
     sizes.set(dim_of<batch>, 9, 2);
-    CHECK(text_of_move(rows).find("the dim batch has 9 elements, which are not whole blocks of 2 (dim_sizes::set)") !=
-          std::string::npos);
+    CHECK(has(text_of_move(rows), "the dim batch has 9 elements, which are not whole blocks of 2 (dim_sizes::set)"));
     CHECK(
         text_of_move(layout_v<spec<seq, batch, hidden>>).find("activations: the dims are not the ones expected here") ==
         0);
@@ -228,11 +227,9 @@ TEST_CASE("a buffer that is too small for a rank's part, and a dim that a tensor
           const tensor<float, rows> taken(ctx, make_buffer<float>(ctx.device, 12));
           if (taken.extent(dim_of<hidden>) != 6 || taken.extent(dim_of<batch>) != 2) fail("other extents");
         }) == "");
-  CHECK(refused([](const context<cpu>& ctx) {
-          tensor<float, rows>(ctx, make_buffer<float>(ctx.device, 11));
-        }).find("this rank's part has 48 bytes, and the buffer has 44") != std::string::npos);
-  CHECK(refused([](const context<cpu>& ctx) { tensor<float, rows>(ctx).extent(dim_of<ffn>); }).find("has no dim ffn") !=
-        std::string::npos);
+  CHECK(has(refused([](const context<cpu>& ctx) { tensor<float, rows>(ctx, make_buffer<float>(ctx.device, 11)); }),
+            "this rank's part has 48 bytes, and the buffer has 44"));
+  CHECK(has(refused([](const context<cpu>& ctx) { tensor<float, rows>(ctx).extent(dim_of<ffn>); }), "has no dim ffn"));
 }
 
 TEST_CASE("an axis that the mesh does not have is refused: a sum over it would be dropped") {
