@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <utility>
 #include <vector>
@@ -44,16 +45,17 @@ inline schedule some_schedule(int i, int ranks, int microbatches, int layers) {
 
 inline constexpr chosen_policy choices[] = {chosen_policy::ring, chosen_policy::all_gather_kv, chosen_policy::ulysses};
 
-/// In double few meshes divide the sequence, and no mesh divides the inner width. Float has other sizes, because its
-/// rounding grows too fast with these.
+/// Sizes for meshes of at most `ranks` ranks. In double few meshes divide the sequence, and no mesh divides the inner
+/// width. Float has other sizes, because its rounding grows too fast with these.
 template <class T = double>
-scenario four_axes_scenario() {
+scenario four_axes_scenario(std::int64_t ranks = 16) {
   scenario s{small_config(16, 4)};
   s.config.hidden = 16, s.config.ffn = 32, s.config.vocab = 29;
   s.config.layers = 17;
   s.batch = 16, s.microbatches = 1, s.seq = 32;
   if (sizeof(T) == 8) s.config.ffn = 97, s.seq = 37;
-  s.steps = 5;
+  if (sizeof(T) == 8 && ranks <= 8) s.batch = 8, s.seq = 19;
+  s.steps = 3;
   return s;
 }
 
@@ -61,18 +63,18 @@ scenario four_axes_scenario() {
 /// the number of factorisations.
 template <class T, strategy First, strategy Second>
 int check_four_axes(std::initializer_list<std::int64_t> sizes) {
-  std::map<std::pair<std::int64_t, std::int64_t>, rank_outcome> one_rank;  // by microbatches and layers
+  std::map<std::array<std::int64_t, 3>, rank_outcome> one_rank;  // by sequences, microbatches and layers
   int turn = 0;
   for (const std::int64_t ranks : sizes)
     for (const pipeline_mesh& m : factorisations(ranks)) {
-      scenario s = four_axes_scenario<T>();
+      scenario s = four_axes_scenario<T>(ranks);
       // AdamW divides a gradient by its own size, so rounding errors of small gradients grow from step to step.
       if (sizeof(T) == 4) s.steps = 2;
       // An odd number of layers: at least one more than stages of two chunks a rank, up to 17.
       s.config.layers = std::min<std::int64_t>(17, 2 * m.pp + 1);
-      // With dp = 16 each rank has one sequence and one microbatch; deeper pipelines have more.
-      s.microbatches = m.pp == 1 ? 1 : std::min(16 / m.dp, 2 * m.pp);
-      auto& one = one_rank[{s.microbatches, s.config.layers}];
+      // With most data ranks each has one sequence and one microbatch; deeper pipelines have more.
+      s.microbatches = m.pp == 1 ? 1 : std::min(s.batch / m.dp, 2 * m.pp);
+      auto& one = one_rank[{s.batch, s.microbatches, s.config.layers}];
       if (one.steps.empty()) one = train_one<T, First>(s);
       s.options.attention.context = choices[turn % 3];
       const schedule plan = some_schedule(turn, static_cast<int>(m.pp), static_cast<int>(s.microbatches),

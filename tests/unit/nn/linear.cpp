@@ -19,8 +19,8 @@ template <class Policy, class Mesh = two>
 void check_linear() {
   const auto make = [](const auto& ctx) { return linear<double, Policy, device_of<decltype(ctx)>>(ctx, "layer"); };
   const dim_sizes sizes = transformer_sizes();
-  const layer_values one = check_one(Mesh{1, 1}, sizes, make);
-  check_meshes({Mesh{1, 2}, Mesh{2, 1}, Mesh{2, 2}, Mesh{4, 4}, Mesh{1, 8}, Mesh{1, 1}}, sizes, one, make);
+  const layer_values& one = check_once(name_on_one_rank<Policy>(), Mesh{1, 1}, sizes, make);
+  check_meshes({Mesh{1, 1}, Mesh{2, 1}, Mesh{1, 8}, Mesh{2, 2}, Mesh{4, 2}}, sizes, one, make);
 }
 
 }  // namespace
@@ -98,7 +98,8 @@ TEST_CASE("a weight with a separate stored layout") {
   const auto make = [](const auto& ctx) {
     return linear<double, stored_elsewhere_policy, device_of<decltype(ctx)>>(ctx, "layer");
   };
-  const layer_values one = check_one(two{1, 1}, transformer_sizes(), make);
+  const layer_values& one =
+      check_once(name_on_one_rank<stored_elsewhere_policy>(), two{1, 1}, transformer_sizes(), make);
   check_meshes({two{1, 2}, two{2, 2}, two{2, 4}}, transformer_sizes(), one, make);
 }
 
@@ -128,8 +129,8 @@ TEST_CASE("a user's own axes and strategy: a weight sharded on both of its dims"
   const auto make = [](const auto& ctx) {
     return linear<double, grid_scatter_policy, device_of<decltype(ctx)>>(ctx, "layer");
   };
-  const layer_values one = check_one(grid{1, 1}, transformer_sizes(), make);
-  check_meshes({grid{2, 1}, grid{1, 4}, grid{2, 2}, grid{4, 4}, grid{2, 8}}, transformer_sizes(), one, make);
+  const layer_values& one = check_once(name_on_one_rank<grid_scatter_policy>(), grid{1, 1}, transformer_sizes(), make);
+  check_meshes({grid{2, 1}, grid{1, 4}, grid{2, 2}, grid{2, 8}}, transformer_sizes(), one, make);
 }
 
 TEST_CASE("a linear on the caller's memory owns no weights") {
