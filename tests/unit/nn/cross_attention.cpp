@@ -6,6 +6,7 @@
 #include "plait/nn/attention/chosen.hpp"
 #include "plait/nn/strategy.hpp"
 #include "support/layer_check.hpp"
+#include "support/on_mesh.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -95,35 +96,37 @@ struct core_layer : layer_types<double, Input, q_spec, Device> {
   void visit(F&&) {}
 };
 
+/// Half of the meshes. A layer's other inputs have the other half.
 template <class Make>
-void check(Make make) {
-  const layer_values one = check_one(four{1, 1, 1, 1}, sizes_here(), make, 25);
-  check_meshes({four{2, 1, 1, 1}, four{1, 1, 2, 1}, four{1, 1, 2, 2}, four{1, 2, 1, 2}, four{2, 2, 2, 1}}, sizes_here(),
-               one, make);
+void check(const std::string& name, bool first_half, Make make) {
+  const layer_values& one = check_once(name, four{1, 1, 1, 1}, sizes_here(), make, 25);
+  if (first_half)
+    check_meshes({four{2, 1, 1, 1}, four{1, 1, 2, 2}, four{2, 2, 2, 1}}, sizes_here(), one, make);
+  else
+    check_meshes({four{1, 1, 2, 1}, four{1, 2, 1, 2}}, sizes_here(), one, make);
 }
 
-void check_core(const attention_core_options& how) {
-  for (const bool sinks : {false, true}) {
-    check([=](const auto& ctx) { return core_layer<q_spec, device_of<decltype(ctx)>>(ctx, how, sinks); });
-    check([=](const auto& ctx) { return core_layer<k_spec, device_of<decltype(ctx)>>(ctx, how, sinks); });
-  }
-  check([=](const auto& ctx) { return core_layer<sink_spec, device_of<decltype(ctx)>>(ctx, how, true); });
+void check_core(const std::string& name, const attention_core_options& how, bool queries_with_sinks, bool first_half) {
+  check(name + " q", first_half,
+        [=](const auto& ctx) { return core_layer<q_spec, device_of<decltype(ctx)>>(ctx, how, queries_with_sinks); });
+  check(name + " k", !first_half,
+        [=](const auto& ctx) { return core_layer<k_spec, device_of<decltype(ctx)>>(ctx, how, !queries_with_sinks); });
+  check(name + " sinks", first_half,
+        [=](const auto& ctx) { return core_layer<sink_spec, device_of<decltype(ctx)>>(ctx, how, true); });
 }
 
 }  // namespace
 
 TEST_CASE("attention of one sequence to another: plain, causal, rotated, with a window, with sinks") {
-  check_core({});
-  check_core({.mask = {}});
-  check_core({.mask = kernels::attention_mask::window(3), .frequencies = kernels::rope_inverse_frequencies(4, 100.0)});
-  check_core({.scale = 0.1, .frequencies = kernels::rope_inverse_frequencies(4, 100.0)});
+  const auto frequencies = kernels::rope_inverse_frequencies(4, 100.0);
+  check_core("full", {}, false, false);
+  check_core("causal", {.mask = {}}, true, false);
+  check_core("window", {.mask = kernels::attention_mask::window(3), .frequencies = frequencies}, false, true);
+  check_core("scaled", {.scale = 0.1, .frequencies = frequencies}, true, true);
 }
 
 TEST_CASE("the core equals self-attention's engine, and its rotation the kernel's") {
-  threads::run(1, [](threads::communicator c) {
-    world ranks(four{1, 1, 1, 1}.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, ranks, sizes_here(), 7};
+  on_mesh(four{1, 1, 1, 1}, sizes_here(), 7, [](const context<cpu>& ctx) {
     using q_same = spec<shard<batch, dp>, seq, shard<heads, tp, tp_rep>, head_dim, replicate<cp>>;
     using k_same = spec<shard<batch, dp>, seq, shard<kv_heads, tp>, head_dim, replicate<cp, tp_rep>>;
     const auto q = constant<q_same>(ctx, 1);
@@ -144,13 +147,14 @@ TEST_CASE("the core equals self-attention's engine, and its rotation the kernel'
     const auto frequencies = kernels::rope_inverse_frequencies(4, 100.0);
     std::vector<std::int64_t> positions{0, 1, 2, 3, 4, 5, 6, 7};
     std::vector<double> table(8 * 2 * 2);
-    kernels::rope_table(device, positions.data(), 8, std::span<const double>(frequencies), table.data(),
+    kernels::rope_table(ctx.device, positions.data(), 8, std::span<const double>(frequencies), table.data(),
                         table.data() + 16);
     auto turned_q = copy_of(ctx, q);
     auto turned_k = copy_of(ctx, k);
-    kernels::rope_forward(device, turned_q.data(), 16, turned_q.data(), table.data(), table.data() + 16, 16, 4, 4, 16,
+    kernels::rope_forward(ctx.device, turned_q.data(), 16, turned_q.data(), table.data(), table.data() + 16, 16, 4, 4,
+                          16, 8);
+    kernels::rope_forward(ctx.device, turned_k.data(), 8, turned_k.data(), table.data(), table.data() + 16, 16, 2, 4, 8,
                           8);
-    kernels::rope_forward(device, turned_k.data(), 8, turned_k.data(), table.data(), table.data() + 16, 16, 2, 4, 8, 8);
     const auto rotated = output({.frequencies = frequencies}, q, k);
     check_near(rotated, output({}, turned_q, turned_k), 1e-14, "rotated");
     CHECK(largest_difference(rotated, output({}, q, k)) > 1e-3);
@@ -199,22 +203,24 @@ struct cross_layer : layer_types<double,
 };
 
 template <class S>
-void check_cross(const cross_attention_options& how) {
-  check([how](const auto& ctx) { return cross_layer<S, true, device_of<decltype(ctx)>>(ctx, how); });
-  check([how](const auto& ctx) { return cross_layer<S, false, device_of<decltype(ctx)>>(ctx, how); });
+void check_cross(const std::string& name, const cross_attention_options& how, bool first_half) {
+  check(name + " x", first_half,
+        [how](const auto& ctx) { return cross_layer<S, true, device_of<decltype(ctx)>>(ctx, how); });
+  check(name + " memory", !first_half,
+        [how](const auto& ctx) { return cross_layer<S, false, device_of<decltype(ctx)>>(ctx, how); });
 }
 
 }  // namespace
 
 TEST_CASE("cross-attention, sequence-parallel, tensor-parallel, with parameters stored over dp") {
-  check_cross<megatron_sp>({});
-  check_cross<megatron_tp>({.q_bias = true, .v_bias = true, .output_bias = true});
-  check_cross<stored_over_dp<megatron_sp>>({.q_bias = true, .v_bias = true, .output_bias = true});
+  check_cross<megatron_sp>("plain", {}, true);
+  check_cross<megatron_tp>("biased", {.q_bias = true, .v_bias = true, .output_bias = true}, false);
+  check_cross<stored_over_dp<megatron_sp>>("biased", {.q_bias = true, .v_bias = true, .output_bias = true}, true);
 }
 
 TEST_CASE("cross-attention of tokens in zigzag order, and with adapters") {
-  check_cross<context_parallel<megatron_sp, ring<cp>, zigzag>>({.output_bias = true});
-  check_cross<megatron_sp>({.lora = {.k = {2, 1.5}, .o = {3, 0.5}}});
+  check_cross<context_parallel<megatron_sp, ring<cp>, zigzag>>("output bias", {.output_bias = true}, false);
+  check_cross<megatron_sp>("adapted", {.lora = {.k = {2, 1.5}, .o = {3, 0.5}}}, true);
 }
 
 TEST_CASE("cross-attention gathers x once and the memory once") {
