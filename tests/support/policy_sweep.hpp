@@ -99,11 +99,11 @@ template <class T>
 class policy_sweep {
  public:
   void run(const policy_settings& k, const pipeline_mesh& m) {
-    scenario s = four_axes_scenario<T>();
+    scenario s = four_axes_scenario<T>(m.size());
     s.config.layers = m.pp + 1;
     s.steps = 2;
     s.microbatches = k.microbatches;
-    s.batch = 16 * s.microbatches;
+    s.batch *= s.microbatches;
     s.clip = k.clip ? 1.0 : 0.0;
     s.config.tie_embeddings = k.tied;
     s.late_results = k.microbatches == 2;
@@ -111,7 +111,7 @@ class policy_sweep {
     // prevents that.
     if (sizeof(T) == 4) s.optimizer = adamw_options{.epsilon = 1e-2};
     if (k.muon()) s.optimizer = muon_options{};
-    auto& one = one_rank_[{k.microbatches, m.pp, k.clip, k.tied, k.muon()}];
+    auto& one = one_rank_[{s.batch, k.microbatches, m.pp, k.clip, k.tied, k.muon()}];
     if (one.steps.empty()) one = train_one<T, megatron_sp>(s);
     s.options.attention.context = choices[k.context];
     s.options.keep = k.recomputes ? recompute::full : recompute::none;
@@ -147,7 +147,7 @@ class policy_sweep {
     met_["reshard, prefetch"].emplace(k.reshard, k.prefetch);
   }
 
-  std::map<std::tuple<int, std::int64_t, bool, bool, bool>, rank_outcome> one_rank_;
+  std::map<std::tuple<std::int64_t, int, std::int64_t, bool, bool, bool>, rank_outcome> one_rank_;
   std::map<std::string, std::set<std::pair<int, int>>> met_;
   int runs_ = 0;
 };

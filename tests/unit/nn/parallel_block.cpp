@@ -38,7 +38,7 @@ template <class S>
 void check_palm() {
   const auto make = [](const auto& ctx) { return palm<S, device_of<decltype(ctx)>>::make(ctx); };
   const dim_sizes sizes = transformer_sizes(2, 8);
-  const layer_values one = check_one(four{1, 1, 1, 1}, sizes, make, 12);
+  const layer_values& one = check_once("PaLM's block", four{1, 1, 1, 1}, sizes, make, 12);
   check_meshes({four{2, 1, 1, 1}, four{1, 1, 2, 1}, four{1, 2, 2, 1}, four{2, 1, 2, 2}, four{1, 1, 1, 4}}, sizes, one,
                make);
 }
@@ -143,7 +143,7 @@ void check_own_layer() {
     return stack(std::move(blocks));
   };
   const dim_sizes sizes = transformer_sizes(2, 8);
-  const layer_values one = check_one(four{1, 1, 1, 1}, sizes, make);
+  const layer_values& one = check_once("a user's layer", four{1, 1, 1, 1}, sizes, make);
   check_meshes({four{2, 1, 1, 1}, four{1, 1, 2, 1}, four{1, 2, 2, 1}, four{2, 2, 2, 1}}, sizes, one, make);
 }
 
