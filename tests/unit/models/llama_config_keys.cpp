@@ -135,12 +135,12 @@ TEST_CASE("malformed files are refused by name") {
     CHECK_ERROR(parse_config(text), "config.json", "malformed JSON");
   }
   CHECK_ERROR(parse_config("version https://git-lfs.github.com/spec/v1\nsize 700\n"), "config.json",
-              "no JSON but a pointer of Git LFS", "git lfs pull");
+              "not JSON but a pointer of Git LFS", "git lfs pull");
   CHECK_ERROR(parse_config(std::string((64 << 20) + 1, ' ')), "config.json: 67108865 bytes are too long");
-  CHECK_ERROR(parse_config("[]"), "config.json", "no object");
+  CHECK_ERROR(parse_config("[]"), "config.json", "not an object");
   std::string many = "[{}";
   for (int i = 0; i < 100000; ++i) many += ",{}";  // quadratic time would take hours
-  CHECK_ERROR(parse_config(many + "]"), "config.json", "no object");
+  CHECK_ERROR(parse_config(many + "]"), "config.json", "not an object");
   CHECK_ERROR(parse_config("{}"), "config.json", "'model_type' is missing");
   for (const char* key :
        {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}) {

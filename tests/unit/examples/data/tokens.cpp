@@ -205,7 +205,7 @@ TEST_CASE("files without data are refused by name") {
   CHECK_ERROR(open({dir.write("empty.txt", "")}), "--data", "empty.txt", "is empty");
   CHECK_ERROR(open({dir.write("empty.bin", "")}), "--data", "empty.bin", "is empty");
   CHECK_ERROR(open({dir / ""}), "--data", "folder");
-  CHECK_ERROR(open({"/dev/zero"}), "--data", "no regular file");
+  CHECK_ERROR(open({"/dev/zero"}), "--data", "not a regular file");
   CHECK_ERROR(open({dir.write("t.txt", "ab"), dir.write("t.bin", "ab")}), "t.txt", "bytes", "t.bin", "nanogpt");
   CHECK_ERROR(open({dir / "t.txt"}, token_format::automatic, 0), "--model", "vocabulary");
   CHECK_ERROR(plait::token_counts(open({dir / "t.txt"}, token_format::automatic, 98)), "token 98", "98 tokens");
