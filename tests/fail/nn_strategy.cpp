@@ -7,12 +7,25 @@
 
 using namespace plait;
 
-struct sharded_heads {
-  using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
+// The members of a strategy, for cases that lack one of them.
+struct with_mesh {
+  using mesh = plait::mesh<axis<dp>, axis<tp>>;
+};
+struct with_residual {
+  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
+};
+struct with_queries {
   using query_heads = shard<heads, tp>;
+};
+struct with_keys {
   using key_heads = shard<kv_heads, tp>;
   using feed_forward = shard<ffn, tp>;
+};
+struct with_vocabulary {
   using vocabulary = shard<vocab, tp>;
+};
+struct sharded_heads : with_queries, with_keys, with_vocabulary {
+  using mesh = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
 };
 
 // case: attention_axis_of_heads
@@ -222,68 +235,44 @@ template class plait::swiglu_mlp<float, my_strategy>;
 
 // case: strategy_without_mesh
 // expect: a strategy names its `mesh`: using mesh = plait::mesh<axis<dp>, axis<tp>>
-struct my_strategy {
+struct my_strategy : with_residual, with_queries, with_keys, with_vocabulary {
 #ifdef PLAIT_FAIL_FIX
   using mesh = plait::mesh<axis<dp>, axis<tp>>;
 #endif
-  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
-  using query_heads = shard<heads, tp>;
-  using key_heads = shard<kv_heads, tp>;
-  using feed_forward = shard<ffn, tp>;
-  using vocabulary = shard<vocab, tp>;
 };
 template class plait::swiglu_mlp<float, my_strategy>;
 
 // case: strategy_without_residual
 // expect: a strategy names `residual`, the spec of the values between layers
-struct my_strategy {
-  using mesh = plait::mesh<axis<dp>, axis<tp>>;
+struct my_strategy : with_mesh, with_queries, with_keys, with_vocabulary {
 #ifdef PLAIT_FAIL_FIX
   using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
 #endif
-  using query_heads = shard<heads, tp>;
-  using key_heads = shard<kv_heads, tp>;
-  using feed_forward = shard<ffn, tp>;
-  using vocabulary = shard<vocab, tp>;
 };
 template class plait::swiglu_mlp<float, my_strategy>;
 
 // case: strategy_without_query_heads
 // expect: a strategy names `query_heads`: using query_heads = shard<heads, tp>, or the dim
-struct my_strategy {
-  using mesh = plait::mesh<axis<dp>, axis<tp>>;
-  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
+struct my_strategy : with_mesh, with_residual, with_keys, with_vocabulary {
 #ifdef PLAIT_FAIL_FIX
   using query_heads = shard<heads, tp>;
 #endif
-  using key_heads = shard<kv_heads, tp>;
-  using feed_forward = shard<ffn, tp>;
-  using vocabulary = shard<vocab, tp>;
 };
 template class plait::swiglu_mlp<float, my_strategy>;
 
 // case: strategy_without_key_heads
 // expect: a strategy names `key_heads`: using key_heads = shard<kv_heads, tp>, or the dim
-struct my_strategy {
-  using mesh = plait::mesh<axis<dp>, axis<tp>>;
-  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
-  using query_heads = shard<heads, tp>;
+struct my_strategy : with_mesh, with_residual, with_queries, with_vocabulary {
+  using feed_forward = shard<ffn, tp>;
 #ifdef PLAIT_FAIL_FIX
   using key_heads = shard<kv_heads, tp>;
 #endif
-  using feed_forward = shard<ffn, tp>;
-  using vocabulary = shard<vocab, tp>;
 };
 template class plait::swiglu_mlp<float, my_strategy>;
 
 // case: strategy_without_vocabulary
 // expect: a strategy names `vocabulary`: using vocabulary = shard<vocab, tp>, or the dim
-struct my_strategy {
-  using mesh = plait::mesh<axis<dp>, axis<tp>>;
-  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
-  using query_heads = shard<heads, tp>;
-  using key_heads = shard<kv_heads, tp>;
-  using feed_forward = shard<ffn, tp>;
+struct my_strategy : with_mesh, with_residual, with_queries, with_keys {
 #ifdef PLAIT_FAIL_FIX
   using vocabulary = shard<vocab, tp>;
 #endif

@@ -174,8 +174,8 @@ def right_together(compiler: str, include: list[str], source: pathlib.Path,
                    cases: list[tuple[str, str, list[tuple[str, str]]]], precompiled: pathlib.Path | None) -> set[str]:
     """Compiles cases as one file. Returns the names of those whose messages are right; none if a message points into no
     case or into two."""
-    text = shared_file([(source, name, text) for name, text, _ in cases])
-    _, output = compile_case(compiler, include, source, text, False, precompiled)
+    together = shared_file([(source, name, text) for name, text, _ in cases])
+    _, output = compile_case(compiler, include, source, together, False, precompiled)
     messages: list[list[str]] = [[]]
     for line in output.splitlines():
         if BEGINS_MESSAGE.match(line) and any(ERROR.search(other) for other in messages[-1]):

@@ -18,7 +18,7 @@ namespace plait {
 struct evaluated_loss {
   double sum = 0, tokens = 0;
 
-  double mean() const { return sum / tokens; }
+  double mean() const { return sum / tokens; }  ///< NaN if no token is counted
 };
 
 /// Returns the loss of `count` microbatches with the present weights, equal on all ranks. fill(i, ids, labels, starts)
