@@ -1,6 +1,7 @@
 // timeout: 600
-// A Llama with experts, a shared expert and auxiliary losses equals one rank in double. Meshes are dp x ep x cp x tp of
-// up to 16 ranks. Tests every ZeRO level and every mode of recomputation, and pipelines.
+// A Llama with experts, a shared expert and auxiliary losses equals one rank in double, and transformers' models to the
+// rounding of the stored values. Meshes are dp x ep x cp x tp of up to 16 ranks. Tests every ZeRO level and every mode
+// of recomputation, and pipelines.
 #include "plait/models/mixture_llama.hpp"
 
 #include <doctest/doctest.h>
@@ -15,6 +16,7 @@
 
 #include "plait/core/tensor_names.hpp"
 #include "plait/schedule/generators.hpp"
+#include "support/golden_mixtures.hpp"
 #include "support/model_parity.hpp"
 
 using namespace plait;
@@ -124,6 +126,10 @@ void check_all_meshes(const llama_config& config, double limit) {
 TEST_CASE("all meshes of up to 16 ranks, without a limit of rows") { check_all_meshes(tiny_mixture(), 0); }
 TEST_CASE("all meshes of up to 16 ranks, with a limit of rows, and a bias that each step changes") {
   check_all_meshes(tiny_dots(), 1.0);
+}
+
+TEST_CASE("logits, loss and gradients of transformers' models, which are stored in float") {
+  plait::test::check_golden_mixtures<double, megatron_experts>({mesh_of(1, 1, 1, 1), mesh_of(1, 2, 2, 2)}, 1e-7, 1e-7);
 }
 
 TEST_CASE("with a limit of rows, in original and in zigzag order") {

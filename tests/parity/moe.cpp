@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <memory>
 #include <string>
 
@@ -99,6 +100,17 @@ TEST_CASE("experts over an axis that shards samples, at every level of ZeRO") {
     CHECK(check_model(flat(1, 1, 1), {flat(1, 2, 1), flat(2, 2, 1), flat(2, 2, 2), flat(4, 1, 1)}, how, make).text() ==
           "");
   }
+}
+
+TEST_CASE("the gradient norm is that of all gradients, including experts'") {
+  model_setup how = setup();
+  auto make = maker<beside_tp>();
+  findings found;
+  const model_outcome one = train_alone(flat(1, 1, 1), how, make, found);
+  double squares = 0;
+  for (const named_values& g : one.last_gradients) squares += norm_of(g.values) * norm_of(g.values);
+  CHECK(std::abs(one.steps.back().gradient_norm - std::sqrt(squares)) < 1e-12 * std::sqrt(squares));
+  CHECK(found.text() == "");
 }
 
 TEST_CASE("experts over tp as well, with recomputation") {

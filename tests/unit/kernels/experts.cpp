@@ -201,6 +201,16 @@ TEST_CASE("rows of other ranks add nothing, and have no gradient") {
   CHECK(taken == std::vector<float>{3, 4, 3, 4, 1, 2});
 }
 
+TEST_CASE("counts of experts are exact beyond the integers that bf16 has") {
+  cpu device;
+  const std::vector<std::int32_t> chosen(300, 1);
+  std::vector<std::int32_t> counts(4, 0);
+  for (int pass = 0; pass < 2; ++pass) kernels::count_experts(device, chosen.data(), counts.data(), 1, 300, 2);
+  CHECK(counts == std::vector<std::int32_t>{0, 600, 0, 0});
+  kernels::count_experts(device, chosen.data(), counts.data(), 2, 150, 2);
+  CHECK(counts == std::vector<std::int32_t>{0, 750, 0, 150});
+}
+
 TEST_CASE("choices beyond the limit are dropped: later choices first, then later positions") {
   cpu device;
   constexpr std::int64_t samples = 2, positions = 8, k = 3, experts = 4, limit = 5, first = 2, length = 4;
