@@ -42,6 +42,7 @@ inline plait::llama_options model_options(const setup& s) {
           .experts = opt.mixture && opt.lora_linears == "all" ? three : plait::mlp_lora{},
           .mixture_losses = {.balance = {opt.balance_loss, over}, .z_loss = opt.router_z_loss},
           .expert_limit = opt.expert_limit,
+          .padded_experts = opt.expert_rows == "padded",
           .expert_bias_rate = opt.expert_bias_rate,
           .overlap = opt.tensor_overlap};
 }

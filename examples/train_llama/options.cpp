@@ -723,6 +723,10 @@ void add_training(option_list& list, options& opt) {
            "change per step of the biases that balance experts without a loss");
   list.add("--expert-limit", opt.expert_limit, 0, 1e6,
            "most rows that an expert takes of a sequence, over its even share; 0: all");
+  list.choice(
+      "--expert-rows", opt.expert_rows, {"counted", "padded"},
+      "rows that ranks send to experts: counted (the host waits for the counts in each pass) or padded (to what "
+      "--expert-limit allows, so that a graph can replay the step)");
 }
 
 void add_evaluation_and_device(option_list& list, options& opt) {

@@ -111,6 +111,7 @@ struct options {
   double label_smoothing = 0;
   double balance_loss = 0, router_z_loss = 0, expert_limit = 0, expert_bias_rate = 0;  ///< of models with experts
   std::string balance_over = "sequence";
+  std::string expert_rows = "counted";
   double z_loss = 0;
   std::int64_t loss_chunks = 1;
   std::string held_out_text = "0";

@@ -157,6 +157,7 @@ std::string why_unpriced(const options& opt) {
   if (opt.leaves) return no("--deterministic", opt.deterministic, "off");
   if (opt.expert_limit > 0 && opt.expert_limit < 1)
     return no("--expert-limit", fmt::format("{}", opt.expert_limit), "0, and 1 or more");
+  if (opt.expert_rows != "counted") return no("--expert-rows", opt.expert_rows, "counted");
   if (opt.lora > 0) return fmt::format("--lora {} is not priced; leave it out", opt.lora);
   if (parse_recompute(opt.recompute).budget)
     return no("--recompute", opt.recompute, "none, selective, full and every:K");

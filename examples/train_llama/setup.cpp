@@ -608,6 +608,8 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
       reject("{} {} is for models with experts, and this one has none; legal is 0", option, value);
   if (opt.balance_over != "sequence" && opt.balance_loss == 0)
     reject("--balance-over {} is for a --balance-loss, which is 0; legal is sequence", opt.balance_over);
+  if (opt.expert_rows != "counted" && !opt.mixture)
+    reject("--expert-rows {} is for models with experts, and this one has none; legal is counted", opt.expert_rows);
   if (!opt.mixture) return;
   if (c.mixture.experts < ep)
     reject("--mesh {}: ep={} is more than the model's num_experts, which is {}", opt.mesh, ep, c.mixture.experts);
@@ -623,10 +625,12 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
   const auto refuse = [](const std::string& option, const char* legal) {
     reject("{} is not supported for models with experts; legal is {}", option, legal);
   };
-  if (opt.graph == "on")
+  if (opt.expert_rows == "padded" && opt.leaves)
+    plait::fail("--expert-rows padded is not supported under deterministic sums; legal is counted");
+  if (opt.graph == "on" && opt.expert_rows == "counted")
     plait::fail(
         "--graph on: a step with experts waits for their counts on the host, which a graph cannot replay; "
-        "legal is --graph off");
+        "legal are --graph off and --expert-rows padded");
   if (opt.strategy != "sp") refuse("--strategy " + opt.strategy, "sp");
   if (opt.precision != "float" && opt.precision != "bf16") refuse("--precision " + opt.precision, "float or bf16");
   if (has_bf16_gradients(opt)) refuse("--gradients bf16", "full");
@@ -712,8 +716,8 @@ void set_graph(setup& s) {
         "--graph on: {} ranks that share a GPU (--backend threads) meet on the host for every collective, which a "
         "graph cannot replay; legal are --graph off, one rank, and --backend nccl",
         s.mesh.size());
-  s.as_graph =
-      opt.device == "cuda" && opt.graph != "off" && opt.dropout == 0 && !meets_on_host && !watched && !opt.mixture;
+  s.as_graph = opt.device == "cuda" && opt.graph != "off" && opt.dropout == 0 && !meets_on_host && !watched &&
+               (!opt.mixture || opt.expert_rows == "padded");
 }
 
 /// Reads --micro-batch and --global-batch.

@@ -62,6 +62,7 @@
   PLAIT_LAUNCHER(choose_experts_backward<T, S>)       \
   PLAIT_ROUTER_LOSSES_OF(T, std::int32_t)             \
   PLAIT_ROUTER_LOSSES_OF(T, S)                        \
+  PLAIT_LAUNCHER(update_router_state<T>)              \
   PLAIT_LAUNCHER(gather_rows<T>)                      \
   PLAIT_LAUNCHER(sum_rows<T, S>)                      \
   PLAIT_LAUNCHER(sum_rows_backward<T, S>)             \

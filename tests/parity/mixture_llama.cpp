@@ -54,7 +54,7 @@ constexpr double bias_rate = 0.03125;
 
 template <class S>
 auto maker(llama_config config, layer_recompute keep = {}, double limit = 0, std::int64_t rank = 0,
-           balance_over over = balance_over::sequence) {
+           balance_over over = balance_over::sequence, bool padded = false) {
   return [=](const auto& ctx, stage_layers part, auto first) {
     using model = mixture_llama<double, S, device_of<decltype(ctx)>>;
     const lora_options adapter{.rank = rank, .scale = 2, .init = {0, 0.3}};
@@ -63,6 +63,7 @@ auto maker(llama_config config, layer_recompute keep = {}, double limit = 0, std
                                 .experts = {.gate = adapter, .up = adapter, .down = adapter},
                                 .mixture_losses = {.balance = {0.1, over}, .z_loss = 0.01},
                                 .expert_limit = limit,
+                                .padded_experts = padded,
                                 .expert_bias_rate = config.mixture.correction_bias ? bias_rate : 0};
     auto made = std::make_unique<model>(ctx, config, options, part, first);
     if (rank > 0) freeze_all_but_adapters(*made);
@@ -95,7 +96,7 @@ double train_alone_loss(double limit) {
 
 namespace {
 
-/// Compares all meshes of up to 16 ranks with one rank.
+/// Compares all meshes of up to 16 ranks with one rank. On every second mesh, the rows of experts are padded.
 void check_all_meshes(const llama_config& config, double limit) {
   model_setup how = setup(config);
   auto make = maker<megatron_experts>(config, {}, limit);
@@ -109,7 +110,7 @@ void check_all_meshes(const llama_config& config, double limit) {
           if (d * e * c * t > 16 || d * e > 8) continue;
           how.parallel.parallel.level = d * e * c > 1 ? static_cast<zero_level>(meshes % 4) : zero_level::replicated;
           const auto keep = static_cast<recompute>(meshes / 4 % 3);
-          auto same = maker<megatron_experts>(config, {keep}, limit);
+          auto same = maker<megatron_experts>(config, {keep}, limit, 0, balance_over::sequence, meshes % 2 == 1);
           found.add(check_model_on(mesh_of(d, e, c, t), how, one, same), cat({d, " x ", e, " x ", c, " x ", t}));
           ++meshes;
         }

@@ -123,6 +123,8 @@ gpu="--device cuda --held-out 0.001"
   trained_model=tiny-dots1
   train gpu_experts $experts --device cuda --mesh ep=2,tp=2 --micro-batch 2
   logs same cpu_experts.jsonl gpu_experts.jsonl 1e-4
+  train gpu_padded $experts --device cuda --expert-rows padded --graph on --micro-batch 2
+  logs same cpu_experts.jsonl gpu_padded.jsonl 1e-4
   unset trained_model
 
   train gpu_apart $gpu --mesh dp=2,cp=2 --documents apart --end-of-document 10 --sample 5

@@ -157,6 +157,7 @@ refuses "the extents .* multiply to 2 ranks, and there are 4" --plan auto --clus
 refuses "--plan auto: --optimizer muon is not priced; priced are adamw" --plan auto --cluster machine.json:4 --optimizer muon
 refuses "--plan auto: --schedule dualpipe_v is not priced; priced are gpipe, 1f1b" --plan auto --cluster machine.json:4 --schedule dualpipe_v
 model=tiny-dots1
+refuses "--plan auto: --expert-rows padded is not priced; priced are counted" --plan auto --cluster machine.json:4 --expert-rows padded
 refuses "--plan auto: --expert-limit 0.5 is not priced; priced are 0, and 1 or more" --plan auto --cluster machine.json:4 --expert-limit 0.5
 model=config.json
 refuses "--recompute every:2 is not searched by --plan auto; legal with it are none, selective and full" --plan auto --cluster machine.json:4 --recompute every:2

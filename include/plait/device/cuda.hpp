@@ -397,12 +397,15 @@ class cuda {
                      main_.handle());
   }
 
-  /// Computes `gemm` for each group, by one call of cuBLAS, which reads the addresses from device memory. Throws during
-  /// capture of the stream, as `upload` does. In three cases cuBLASLt computes one product after the other: bf16 into
-  /// float; bf16 or tf32 off the boundaries of `cublas_gemm_groups::takes`; and `options::deterministic`.
+  /// Computes `gemm` for each group. A run is consecutive groups with one size and equal distances; padded experts have
+  /// one or two. If there are at most two, or the stream is captured, each run is one call of cuBLAS. Otherwise one
+  /// call computes all groups, and reads the addresses from device memory. In three cases cuBLASLt computes one product
+  /// after the other: bf16 into float; bf16 or tf32 off the boundaries of `cublas_gemm_groups::takes`; and
+  /// `options::deterministic`.
   template <class In, class Out>
   void gemm_groups(double alpha, const std::vector<gemm_group<In, Out>>& groups, double beta) {
     for (const auto& group : groups) group.problem.check();
+    if (!options_.deterministic && gemm_in_runs(alpha, groups, beta)) return;
     if constexpr (std::is_same_v<In, Out>) {
       if (!options_.deterministic && cublas_gemm_groups::takes(groups, options_.tf32))
         return gemm_in_one_call(alpha, groups, beta);
@@ -457,6 +460,31 @@ class cuda {
     return properties.name;
   }
 
+  /// Makes one call for each run of groups. Returns false, and computes nothing, if there are too many runs.
+  template <class In, class Out>
+  bool gemm_in_runs(double alpha, const std::vector<gemm_group<In, Out>>& groups, double beta) {
+    std::vector<std::size_t> runs;  // their first groups
+    const std::size_t most = capturing(main_) ? groups.size() : 2;
+    for (std::size_t i = 0; i < groups.size(); i += cublas_gemm_groups::run_length(groups, i)) {
+      if (runs.size() == most) return false;
+      runs.push_back(i);
+    }
+    runs.push_back(groups.size());
+    for (std::size_t r = 0; r + 1 < runs.size(); ++r) {
+      const auto& [p, a, b, c] = groups[runs[r]];
+      const std::size_t count = runs[r + 1] - runs[r];
+      if (count > 1 && p.m > 0 && p.n > 0 && p.k > 0) {
+        if (!groups_.has_handle()) release_unused();
+        groups_.run_strided(alpha, &groups[runs[r]], count, beta, options_.tf32, workspace_, options_.workspace_bytes,
+                            main_.handle());
+        continue;
+      }
+      for (std::size_t i = runs[r]; i < runs[r + 1]; ++i)
+        gemm(p.trans_a, p.trans_b, p.m, p.n, p.k, alpha, groups[i].a, p.lda, groups[i].b, p.ldb, beta, groups[i].c,
+             p.ldc);
+    }
+    return true;
+  }
   template <class T>
   void gemm_in_one_call(double alpha, const std::vector<gemm_group<T, T>>& groups, double beta) {
     std::vector<gemm_group<T, T>> present;

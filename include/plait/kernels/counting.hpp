@@ -237,6 +237,7 @@ PLAIT_COUNTS_NOTHING(sort_choices)
 PLAIT_COUNTS_NOTHING(sum_of_bins)
 PLAIT_COUNTS_NOTHING(sum_of_multiples)
 PLAIT_COUNTS_NOTHING(sum)
+PLAIT_COUNTS_NOTHING(update_router_state)
 
 #undef PLAIT_COUNTS_NOTHING
 

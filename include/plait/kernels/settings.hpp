@@ -412,6 +412,23 @@ struct router_loss_scales {
   double entropy = 0;  ///< of the entropy of a token's probabilities; only for logs, without a gradient
 };
 
+/// The parts of rows that all have a fixed size, so that rows without a token are padding.
+struct padded_parts {
+  const std::int32_t* begins = nullptr;  ///< [parts]: the first row of each, in the device's memory; null: not padded
+  std::int64_t rows = 0;                 ///< of all parts
+};
+
+/// How the value that a router keeps for an expert changes after a step, by the counts of choices.
+struct router_state_rule {
+  bool is_bias = false;  ///< true: a bias that balances experts; false: the expert's load, which is 1 at the mean
+  double rate = 0;       ///< of a bias
+
+  PLAIT_HOST_DEVICE double next(double before, std::int64_t count, std::int64_t mean) const {
+    if (is_bias) return before + rate * ((count < mean) - (count > mean));
+    return static_cast<double>(count) / static_cast<double>(mean);
+  }
+};
+
 // ---- a step of AdamW ---------------------------------------------------------------------------------------------
 
 /// The settings of AdamW that are constant over all steps (Loshchilov and Hutter 2019).

@@ -33,6 +33,7 @@ struct llama_options {
   mlp_lora experts{};  ///< of a mixture's experts
   router_losses mixture_losses{};
   double expert_limit = 0;      ///< `expert_limit::factor` of each mixture
+  bool padded_experts = false;  ///< `moe_options::padded` of each mixture
   double expert_bias_rate = 0;  ///< `moe_options::bias_rate` of each mixture whose configuration has a bias
   /// The number of chunks in which collectives of all linears overlap their products (nn/linear/policy.hpp), if it is
   /// chosen at run time; 0: the strategy's.

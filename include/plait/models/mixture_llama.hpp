@@ -36,6 +36,7 @@ struct llama_mixture {
                   .init = init,
                   .losses = options.mixture_losses,
                   .limit = {options.expert_limit, sequence_order_of<S>(ctx.ranks.shape(), ctx.sizes)},
+                  .padded = options.padded_experts,
                   .bias_rate = m.correction_bias ? std::optional(options.expert_bias_rate) : std::nullopt,
                   .lora = options.experts},
                  m.shared_ffn > 0, {init, m.shared_gate, options.mlp});

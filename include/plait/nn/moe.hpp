@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -155,8 +156,10 @@ struct expert_route {
                           ///< the peers'
   expert_rows rows;
   row_origins origins;                          ///< origins of the rows here, if deterministic sums need them
-  std::optional<typename Exchange::route> way;  ///< none without peers
+  std::optional<typename Exchange::route> way;  ///< of this pass; none without peers, and none with padded rows
+  std::shared_ptr<const typename Exchange::route> way_of_all;  ///< of every pass with padded rows
   std::int64_t here() const { return rows.begin.back(); }
+  const typename Exchange::route& route() const { return way_of_all ? *way_of_all : *way; }
 
   template <class F>
   void visit(F&& f) {
@@ -173,8 +176,10 @@ class expert_peers {
   using route_type = expert_route<Exchange, Device>;
 
   expert_peers() = default;
-  /// `sizes` has the context's sizes and the number of experts per token; rows have `width` elements.
-  expert_peers(const context<Device>& ctx, const mixture_derivation& d, const dim_sizes& sizes, std::int64_t width) {
+  /// `sizes` has the context's sizes and the number of experts per token; rows have `width` elements. `most_rows`,
+  /// given the box of a rank's choice, returns the most rows that the rank sends to one expert, if rows are padded.
+  expert_peers(const context<Device>& ctx, const mixture_derivation& d, const dim_sizes& sizes, std::int64_t width,
+               const std::function<std::int64_t(const box&)>& most_rows) {
     const mesh_shape& mesh = ctx.ranks.shape();
     const axis_list over = ctx.ranks.pruned(d.moved);
     const std::int64_t group = mesh.group_of(ctx.ranks.rank(), over);
@@ -183,11 +188,14 @@ class expert_peers {
     group_.width = width;
     std::vector<std::int32_t> part_of(static_cast<std::size_t>(group_.all_experts), -1);
     std::vector<std::int64_t> peers;
+    std::int64_t most_of_expert = 0;
     for (std::int64_t r = 0; r < mesh.size(); ++r)
       if (mesh.group_of(r, over) == group) {
+        const box chosen = local_box(d.weights, mesh, sizes, r);
         peers.push_back(r);
         group_.experts = std::max(group_.experts, local_box(d.up, mesh, sizes, r).local[0]);
-        group_.most_sent = std::max(group_.most_sent, local_box(d.weights, mesh, sizes, r).local_size());
+        group_.most_sent = std::max(group_.most_sent, chosen.local_size());
+        if (most_rows) most_of_expert = std::max(most_of_expert, most_rows(chosen));
       }
     for (const std::int64_t r : peers) {
       const box own = local_box(d.up, mesh, sizes, r);
@@ -199,25 +207,30 @@ class expert_peers {
     group_.most_received = group_.peers * group_.most_sent / k * std::min(k, group_.experts);
     part_of_ = make_buffer<std::int32_t>(ctx.device, part_of.size());
     ctx.device.upload(part_of_.data(), part_of.data(), part_of_.bytes(), ctx.device.main_stream());
-    if (group_.peers == 1) return;
-    group_.ranks = &ctx.ranks.group(over);
-    exchange_.emplace(ctx.device, group_);
+    if (group_.peers > 1) {
+      group_.ranks = &ctx.ranks.group(over);
+      exchange_.emplace(ctx.device, group_);
+    }
+    if (most_rows) pad(ctx.device, part_of, most_of_expert);
   }
 
   /// Returns the route for this rank's choice [tokens, k]. Collective over the peers. Indices are computed on the
-  /// device, and counts are downloaded, since exchanges and products take their sizes on the host. This is the only
-  /// wait of a forward pass. With `origins`, the route has the origin of each row.
+  /// device. Unless rows are padded, counts are downloaded, since exchanges and products take their sizes on the host.
+  /// This is the only wait of a forward pass. With `origins`, the route has the origin of each row.
   route_type route(const context<Device>& ctx, const std::int32_t* choice, std::int64_t tokens, std::int64_t k,
                    bool origins) const {
     Device& on = ctx.device;
     const std::int64_t parts = group_.peers * group_.experts;
     route_type r;
+    if (padded()) r.rows = padded_rows_, r.way_of_all = padded_way_;
     r.rows.choices = tokens * k;
-    r.tokens = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens * k));
+    r.tokens = make_buffer<std::int32_t>(on, static_cast<std::size_t>(padded() ? r.rows.leaving : tokens * k));
     r.places = make_buffer<std::int32_t>(on, static_cast<std::size_t>(tokens * k));
     host_values<std::int32_t, Device> counts(on, 2 * static_cast<std::size_t>(parts));
     kernels::sort_choices(on, choice, part_of_.template data<std::int32_t>(), tokens * k, k, parts, counts.data(),
-                          r.places.template data<std::int32_t>(), r.tokens.template data<std::int32_t>());
+                          r.places.template data<std::int32_t>(), r.tokens.template data<std::int32_t>(),
+                          kernels::padded_parts{padded_begins_.template data<std::int32_t>(), r.rows.leaving});
+    if (padded()) return r;
     if (exchange_)
       r.way.emplace(exchange_->open(on, counts, r.rows));
     else
@@ -230,20 +243,40 @@ class expert_peers {
   /// transfer.
   template <class Work>
   buffer<Device> dispatch(Device& on, const route_type& r, buffer<Device> leaving, Work&& meanwhile) const {
-    if (exchange_) return exchange_->dispatch(on, *r.way, std::move(leaving), meanwhile);
+    if (exchange_) return exchange_->dispatch(on, r.route(), std::move(leaving), meanwhile);
     meanwhile();
     return leaving;
   }
   /// Sends rows back to their origins, in the order in which they left.
   buffer<Device> combine(Device& on, const route_type& r, buffer<Device> rows) const {
-    return exchange_ ? exchange_->combine(on, *r.way, std::move(rows)) : std::move(rows);
+    return exchange_ ? exchange_->combine(on, r.route(), std::move(rows)) : std::move(rows);
   }
   /// Allocates `bytes` for rows to send; with an exchange, in memory that the communicator can send.
   buffer<Device> memory(Device& on, std::size_t bytes) const {
     return exchange_ ? buffer<Device>::for_collectives(on, bytes) : buffer<Device>(on, bytes);
   }
 
+  bool padded() const { return !padded_begins_.empty(); }
+
  private:
+  /// Makes the route of all passes, on which each peer sends `most` rows to each expert.
+  void pad(Device& on, const std::vector<std::int32_t>& part_of, std::int64_t most) {
+    std::vector<std::int32_t> counts(static_cast<std::size_t>(group_.peers * group_.experts));
+    for (const std::int32_t part : part_of)
+      if (part >= 0) counts[static_cast<std::size_t>(part)] = static_cast<std::int32_t>(most);
+    std::vector<std::int32_t> begins(counts.size());
+    std::exclusive_scan(counts.begin(), counts.end(), begins.begin(), 0);
+    if (exchange_) {
+      if constexpr (opens_padded<Exchange, Device>)
+        padded_way_ =
+            std::make_shared<const typename Exchange::route>(exchange_->open_padded(on, counts, padded_rows_));
+    } else {
+      padded_rows_.begin.assign(begins.begin(), begins.end());
+      padded_rows_.begin.push_back(padded_rows_.leaving = begins.back() + counts.back());
+    }
+    padded_begins_ = make_buffer<std::int32_t>(on, begins.size());
+    on.upload(padded_begins_.data(), begins.data(), padded_begins_.bytes(), on.main_stream());
+  }
   void keep_rows(host_values<std::int32_t, Device>& counts, expert_rows& rows) const {
     std::vector<std::int32_t> values(static_cast<std::size_t>(group_.experts));
     if constexpr (only_counts<Device>)  // a dry run assumes that all experts are chosen equally often
@@ -271,6 +304,9 @@ class expert_peers {
   expert_group group_;
   buffer<Device> part_of_;            ///< for each expert: its peer and its index there, in one number
   std::optional<Exchange> exchange_;  ///< none without peers
+  buffer<Device> padded_begins_;      ///< the first row of each part; empty: rows are not padded
+  expert_rows padded_rows_;           ///< if rows are padded
+  std::shared_ptr<const typename Exchange::route> padded_way_;
 };
 
 }  // namespace detail
@@ -281,6 +317,12 @@ struct moe_options {
   initializer init{};
   router_losses losses{};
   expert_limit limit{};
+  /// Every rank sends to each expert as many rows as the limit allows, or without a limit as it has tokens. Rows
+  /// without a token are zeros. Sizes are then the same in every pass, so no pass waits for its device, and
+  /// `graph_step` records the step. More rows travel and are computed: with a limit `factor` times as many on ranks
+  /// with whole sequences, and without one experts / chosen times as many. If n ranks share a sequence, up to n times
+  /// as many.
+  bool padded = false;
   /// The rate of a bias that balances experts without a loss (DeepSeek-V3; Wang et al. 2024); none: no bias. The router
   /// chooses experts by probability plus bias; the weights of a choice do not include the bias. After each step the
   /// bias grows by this rate for experts that were chosen less often than the mean. It falls by this rate for those
@@ -310,7 +352,8 @@ struct moe_options {
 /// `balance_over::step` there is also `NAME.gate.last_load` [experts]: how often the last step chose each expert,
 /// divided by the mean. It begins as 1, also if a checkpoint does not have it. Directories of weights never have it.
 ///
-/// A forward pass waits once for its device to get the counts of rows, so a graph cannot record it.
+/// A forward pass waits once for its device to get the counts of rows, unless they are padded (`moe_options::padded`).
+/// Without padding a graph cannot record it.
 template <class Precision, class Policy, compute_device Device = cpu>
 class moe : public layer_types<activation_of<Precision>, typename Policy::input, typename Policy::output, Device> {
   using T = activation_of<Precision>;
@@ -441,6 +484,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     buffer<Device> of_sums;
     const T* const dsums = moved(ctx.device, sum_back_, dy.data(), of_sums);
     auto drows = rows_to_send(ctx.device, s.route.rows.leaving);
+    if (peers_.padded()) ctx.device.zero(drows.data(), drows.bytes(), ctx.device.main_stream());
     auto dweights = make_buffer<S>(ctx.device, static_cast<std::size_t>(seen_ * k));
     kernels::sum_rows_backward(ctx.device, s.returned.template data<T>(), s.route.places.template data<std::int32_t>(),
                                s.weights.template data<S>(), dsums, drows.template data<T>(),
@@ -493,6 +537,11 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     if (how.router.chosen < 1 || how.router.chosen > all)
       fail({name, ": each token chooses ", how.router.chosen, " of ", all, " experts; legal are 1 to ", all});
     detail::check_groups(name, how.router, all);
+    if (how.padded && sums_in_order(ctx))
+      fail({name, ": its rows are not padded under deterministic sums; legal is moe_options::padded = false"});
+    if (how.padded && !detail::opens_padded<exchange, Device>)
+      fail({name, ": padded rows need an exchange with `open_padded`, and its exchange has none; legal are ",
+            "all_to_all_exchange and moe_options::padded = false"});
     if (how.bias_rate && !(*how.bias_rate >= 0))
       fail({name, ": bias_rate = ", *how.bias_rate, "; legal is 0 (the bias stays) or more"});
     return how;
@@ -517,10 +566,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   parameter_ptr<Precision, Device> correction_bias(const context<Device>& ctx, const std::string& name) const {
     if (!how_.bias_rate) return nullptr;
     auto bias = router_state(ctx, name + ".gate.e_score_correction_bias", 0);
-    if (*how_.bias_rate > 0)
-      change_after_steps(*bias, [rate = *how_.bias_rate](double before, std::int64_t count, std::int64_t mean) {
-        return before + rate * ((count < mean) - (count > mean));
-      });
+    if (*how_.bias_rate > 0) change_after_steps(*bias, {true, *how_.bias_rate});
     return bias;
   }
   /// The state that a balance loss over a step takes for f_e; null: there is none.
@@ -528,9 +574,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     if (!(how_.losses.balance.weight > 0) || how_.losses.balance.over != balance_over::step) return nullptr;
     auto load = router_state(ctx, name + last_load_suffix, 1);
     load->initialize(ctx);  // what is loaded need not have it
-    change_after_steps(*load, [](double, std::int64_t count, std::int64_t mean) {
-      return static_cast<double>(count) / static_cast<double>(mean);
-    });
+    change_after_steps(*load, {});
     return load;
   }
   /// A value for each expert that steps change, whole on every rank.
@@ -544,20 +588,13 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     kept->freeze();
     return kept;
   }
-  /// After a step, each rank adds up its counts and makes the same change of each expert's value. It is
-  /// change(value before, count, mean), both numbers times the number of experts, so that they are integers.
-  template <class Change>
-  void change_after_steps(parameter<Precision, Device>& kept, Change change) const {
-    kept.at_end_of_step([of_step = counts_, change](auto& p, const context<Device>& at) {
-      const std::vector<std::int64_t> counts = of_step->load(at);
-      const auto experts = static_cast<std::int64_t>(counts.size());
-      const std::int64_t all = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-      using M = master_of<Precision>;
-      std::vector<M> values(counts.size());
-      at.device.download(values.data(), std::as_const(p).value(), values.size() * sizeof(M), at.device.main_stream());
-      for (std::size_t e = 0; e < values.size(); ++e)
-        values[e] = converted<M>(change(static_cast<double>(values[e]), counts[e] * experts, all));
-      at.device.upload(p.value(), values.data(), values.size() * sizeof(M), at.device.main_stream());
+  /// After a step, the counts of all ranks are summed, and every rank makes the same change of each expert's value.
+  void change_after_steps(parameter<Precision, Device>& kept, kernels::router_state_rule rule) const {
+    kept.at_end_of_step([of_step = counts_, rule](auto& p, const context<Device>& at, const auto* clipped) {
+      const buffer<Device> counts = of_step->load_on_device(at);
+      if (counts.empty()) return;
+      kernels::update_router_state(at.device, p.value_in_step(), counts.template data<std::int32_t>(), p.size(), rule,
+                                   clipped);
     });
   }
   /// The values that passes read; null without a state.
@@ -598,7 +635,14 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     capacity_ = {ctx, derived.choice, sizes, sizes.of(detail::mixture_dims.experts), how_.limit, name};
     experts_ = sizes.of(detail::mixture_dims.experts);
     hidden_ = gather_.source().local[static_cast<std::size_t>(gather_.source().dims - 1)];
-    peers_ = {ctx, derived, sizes, hidden_};
+    std::function<std::int64_t(const box&)> most_rows;
+    if (how_.padded)
+      most_rows = [this](const box& chosen) {
+        const std::int64_t sequences = chosen.dims == 3 ? chosen.local[0] : 1;
+        const std::int64_t tokens = chosen.local_size() / how_.router.chosen;
+        return sequences == 0 ? 0 : sequences * capacity_.most_of(tokens / sequences);
+      };
+    peers_ = {ctx, derived, sizes, hidden_, most_rows};
     tokens_ = weights_.source().local_size() / how_.router.chosen;
     seen_ = weights_.target().local_size() / how_.router.chosen;
     width_ = local_box(derived.up, ctx.ranks.shape(), ctx.sizes, ctx.ranks.rank()).local[1];
@@ -647,6 +691,11 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
         moved(on, weights_, (capacity_ ? kept : s.choice).template data<std::int32_t>(), seen);
     if (moved(on, weights_, weights.template data<S>(), s.weights) == weights.template data<S>())
       s.weights = std::move(weights);
+    if constexpr (requires { on.capturing(on.main_stream()); }) {
+      if (!how_.padded && on.capturing(on.main_stream()))
+        fail({names_.layer(), ": a pass waits for the counts of experts' rows, which a graph cannot record; legal is ",
+              "moe_options::padded = true"});
+    }
     s.route = peers_.route(ctx, choice, seen_, k, static_cast<bool>(sums_));
   }
 
@@ -660,16 +709,15 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     auto made = make_buffer<T>(on, static_cast<std::size_t>(here * h));
     T *const gate_up = s.gate_up.template data<T>(), *const activated = s.activated.template data<T>();
     const T* const in = s.in.template data<T>();
-    const T *const gate = gate_->used_value(), *const up = up_->used_value();
     std::vector<gemm_group<T, T>> groups;
     const auto& begin = s.route.rows.begin;
-    for (std::size_t i = 0; i + 1 < begin.size(); ++i) {
-      const std::int64_t e = static_cast<std::int64_t>(i), at = begin[i], n = begin[i + 1] - at;
-      if (n == 0) continue;
-      const gemm_problem p{false, true, n, f, h, h, h, 2 * f};
-      groups.push_back({p, in + at * h, gate + e * f * h, gate_up + at * 2 * f});
-      groups.push_back({p, in + at * h, up + e * f * h, gate_up + at * 2 * f + f});
-    }
+    for (const auto& [weight, column] : {std::pair(gate_->used_value(), std::int64_t{0}), {up_->used_value(), f}})
+      for (std::size_t i = 0; i + 1 < begin.size(); ++i) {
+        const std::int64_t e = static_cast<std::int64_t>(i), at = begin[i], n = begin[i + 1] - at;
+        if (n > 0)
+          groups.push_back(
+              {{false, true, n, f, h, h, h, 2 * f}, in + at * h, weight + e * f * h, gate_up + at * 2 * f + column});
+      }
     gemm_groups(on, 1.0, groups, 0.0);
     adapters_.forward(adapters::gate, on, begin, in, s.hidden, {gate_up, 2 * f, 0});
     adapters_.forward(adapters::up, on, begin, in, s.hidden, {gate_up, 2 * f, f});

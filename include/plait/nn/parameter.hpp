@@ -228,14 +228,25 @@ class parameter {
   void freeze();
   bool trainable() const { return !frozen_; }
 
-  /// Sets a function that changes the values after the updates of each step that is not skipped, for rules without a
-  /// gradient. It may be collective over the context's mesh. Copies of a layer share it.
-  void at_end_of_step(std::function<void(parameter&, const context<Device>&)> change) {
-    end_of_step_ = std::move(change);
-  }
+  /// A change of values after the updates of a step, for rules without a gradient. It may be collective over the
+  /// context's mesh. `clipped`, in the device's memory, says whether the step is skipped, and then values must stay; if
+  /// null, it is not skipped. A change that waits for the device cannot be recorded in a graph.
+  using step_rule = std::function<void(parameter&, const context<Device>&, const kernels::clip_numbers* clipped)>;
+  /// Sets the change that ends each step. Copies of a layer share it.
+  void at_end_of_step(step_rule change) { end_of_step_ = std::move(change); }
   bool changes_at_end_of_step() const { return end_of_step_ != nullptr; }
-  /// Calls the function of `at_end_of_step`. `training_step` does so; a program with its own steps must do so too.
-  void end_step(const context<Device>& ctx) { end_of_step_(*this, ctx); }
+  /// Makes the change of `at_end_of_step`. `training_step` does so; a program with its own steps must do so too.
+  void end_step(const context<Device>& ctx, const kernels::clip_numbers* clipped = nullptr) {
+    end_of_step_(*this, ctx, clipped);
+  }
+  /// Master values for a `step_rule`. As after an optimizer's update, the parameter becomes stale, but `values_changed`
+  /// keeps its result. Throws like `value`.
+  master_type* value_in_step() {
+    const bool changed = changed_;
+    master_type* const values = value();
+    changed_ = changed;
+    return values;
+  }
   /// For a program's own kernel: in a checked step, ranks compare the gradient terms that it added with the states that
   /// the spec `met` promises.
   void check_terms(std::string met) { met_ = std::move(met); }
@@ -408,7 +419,7 @@ class parameter {
   bool stored_apart_ = false;  ///< whether the placement in storage differs from that in use
   bool added_ = false;         ///< whether a pass has added to the gradient since its sum began
   bool empty_ = false;         ///< whether the gradient counts as zero, regardless of its memory
-  std::function<void(parameter&, const context<Device>&)> end_of_step_;
+  step_rule end_of_step_;
   detail::unreduced_sums* sums_;
   std::int64_t begun_in_ = 0;  ///< number of the last `zero_gradients` call that included it
   std::int64_t added_in_ = 0;  ///< number of the last such call before a pass began to add to it

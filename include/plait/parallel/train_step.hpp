@@ -203,7 +203,7 @@ class training_step {
     model_.run(ctx, batch_, mean_, first_sample_, starts, updates{*this, ctx});
     detail::compare_values(ctx);
     ctx.ranks.checks().note_reduction();  // also if no parameter is trained
-    end_step(ctx);
+    for (auto* p : changed_at_end_) p->end_step(ctx, clipped_.template data<kernels::clip_numbers>());
   }
 
   /// Returns the numbers of the last run. Waits for the device, without communication. It removes skipped steps since
@@ -267,16 +267,6 @@ class training_step {
     auto* const clipped = clipped_.template data<kernels::clip_numbers>();
     kernels::clip(ctx.device, squares, clip_, clipped);
     optimizer_.clip_by(ctx, clipped);
-  }
-  /// Runs the rules of parameters that change without a gradient, unless the step was skipped. Waits for the device if
-  /// there are such parameters.
-  void end_step(const context<device>& ctx) {
-    if (changed_at_end_.empty()) return;
-    kernels::clip_numbers clipped;
-    ctx.device.synchronize();
-    ctx.device.download(&clipped, clipped_.data(), sizeof clipped, ctx.device.main_stream());
-    if (clipped.update == 0 && !only_counts<device>) return;
-    for (auto* p : changed_at_end_) p->end_step(ctx);
   }
   training_step(const context<device>& ctx, std::unique_ptr<pipeline_type> own,
                 optimizer_ref<precision, device> optimizer, double clip)

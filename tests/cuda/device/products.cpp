@@ -129,6 +129,76 @@ TEST_CASE("products of several sizes are one call of cuBLAS, or one call each if
   check_groups<float, float>(small, 2, 1);
 }
 
+namespace {
+
+/// The sums of three products of 5 rows with two factors each, as the experts' gates and ups. With `gap`, the last
+/// product's rows begin later, so that distances differ.
+template <class In, class Out>
+void check_strided(const cuda::options& how, std::int64_t gap, int calls, bool captured = false) {
+  constexpr std::int64_t m = 5, n = 8, k = 12, count = 3;
+  cuda device(how);
+  const auto run = [&](bool together) {
+    const auto filled = [&](std::int64_t size, auto number) {
+      std::vector<decltype(number)> numbers(static_cast<std::size_t>(size));
+      for (std::size_t i = 0; i < numbers.size(); ++i)
+        numbers[i] = converted<decltype(number)>(0.25f * static_cast<float>(i % 9) - 1.0f);
+      auto out = make_buffer<decltype(number)>(device, numbers.size());
+      device.upload(out.data(), numbers.data(), out.bytes(), device.main_stream());
+      return out;
+    };
+    const auto a = filled(count * m * k + gap, In{}), b = filled(2 * count * k * n, In{});
+    auto c = filled(count * m * 2 * n, Out{});
+    std::vector<gemm_group<In, Out>> groups;
+    for (const std::int64_t half : {0, 1})
+      for (std::int64_t g = 0; g < count; ++g)
+        groups.push_back({{false, true, m, n, k, k, k, 2 * n},
+                          a.template data<In>() + g * m * k + (g == count - 1 ? gap : 0),
+                          b.template data<In>() + (half * count + g) * k * n,
+                          c.template data<Out>() + g * m * 2 * n + half * n});
+    const auto multiply = [&] { gemm_groups(device, 2.0, groups, 1.0); };
+    if (!together) {
+      for (const auto& [p, x, y, z] : groups)
+        device.gemm(p.trans_a, p.trans_b, p.m, p.n, p.k, 2.0, x, p.lda, y, p.ldb, 1.0, z, p.ldc);
+    } else if (captured) {
+      cuda_graph graph(device);
+      graph.record(multiply);
+      graph.launch();
+    } else {
+      multiply();
+    }
+    std::vector<Out> out(c.bytes() / sizeof(Out));
+    device.download(out.data(), c.data(), c.bytes(), device.main_stream());
+    std::vector<float> numbers;
+    for (const Out& x : out) numbers.push_back(converted<float>(x));
+    return numbers;
+  };
+  const std::vector<float> expected = run(false);
+#ifdef PLAIT_CUDA_STAND_IN
+  const int before = stand_in::strided_products;
+#endif
+  CHECK(run(true) == expected);
+#ifdef PLAIT_CUDA_STAND_IN
+  CHECK(stand_in::strided_products - before == calls);
+#else
+  static_cast<void>(calls);
+#endif
+}
+
+}  // namespace
+
+TEST_CASE("products of one size at equal distances are one call of cuBLAS, which a graph can record") {
+  for (const bool captured : {false, true}) {
+    CAPTURE(captured);
+    check_strided<float, float>(small, 0, 2, captured);
+    check_strided<double, double>(small, 0, 2, captured);
+    check_strided<bf16, bf16>(small, 0, 2, captured);
+    check_strided<bf16, float>(small, 0, 2, captured);
+    check_strided<float, float>({.workspace_bytes = 2 << 20, .deterministic = true}, 0, 0, captured);
+  }
+  check_strided<float, float>(small, 12, 0);        // four runs: one call for several sizes
+  check_strided<float, float>(small, 12, 2, true);  // a graph records runs of two products, and single ones
+}
+
 TEST_CASE("a product is measured at its first use, and its result is unchanged") {
   const std::vector<float> plain = expected(8);
   cuda device(small);
@@ -477,6 +547,24 @@ TEST_CASE("an error of cuBLAS names the first product and the number of products
                        error);
   CHECK(stand_in::failing_product == 0);
   CHECK(run_groups<float, float>(device, true, true) == run_groups<float, float>(device, true, false));
+}
+
+TEST_CASE("an error of a call for products of one size names the first product") {
+  cuda device(small);
+  const auto a = make_buffer<float>(device, 2 * 5 * 12), b = make_buffer<float>(device, 2 * 8 * 12);
+  auto c = make_buffer<float>(device, 2 * 5 * 8);
+  std::vector<gemm_group<float, float>> groups;
+  for (const std::int64_t g : {0, 1})
+    groups.push_back({{false, true, 5, 8, 12, 12, 12, 8},
+                      a.data<float>() + g * 5 * 12,
+                      b.data<float>() + g * 8 * 12,
+                      c.data<float>() + g * 5 * 8});
+  stand_in::failing_product = 1;
+  CHECK_THROWS_WITH_AS(gemm_groups(device, 1.0, groups, 0.0),
+                       doctest::Contains("gemm(trans_a=0, trans_b=1, m=5, n=8, k=12, lda=12, ldb=12, ldc=8), the first "
+                                         "of 2 products in one call: cuBLAS: starting the products: "),
+                       error);
+  CHECK(stand_in::failing_product == 0);
 }
 
 TEST_CASE("a product for which cuBLASLt has no algorithm is refused, with the size of its workspace") {

@@ -1,6 +1,8 @@
 // Compares the kernels of mixtures of experts on a GPU with those of the cpu.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <random>
 #include <utility>
@@ -118,7 +120,7 @@ void check_rows(std::int64_t width, std::size_t lead) {
   constexpr std::int64_t tokens = 9, k = 2, rows = 15;
   indices at, from;  // one row for each choice except three
   for (std::int32_t j = 0; j < tokens * k; ++j) at.push_back(j % 6 == 4 ? -1 : (j - (j + 1) / 6) * 7 % 15);
-  for (std::int32_t row = 0; row < rows; ++row) from.push_back(row * 5 % 9);
+  for (std::int32_t row = 0; row < rows; ++row) from.push_back(row % 4 == 2 ? -1 : row * 5 % 9);  // -1: padding
   struct made {
     std::vector<T> taken;
     std::vector<values> numbers;
@@ -210,11 +212,53 @@ TEST_CASE("the route of rows, with dropped choices and experts of other ranks") 
     for (const std::int32_t c : counts.read()) rows += static_cast<std::size_t>(c);
     device_array<std::int32_t, Device> sorted(device, indices(rows)), unsorted(device, indices(rows));
     kernels::sort_arrivals(device, counts.data(), peers, of_each, sorted.data(), unsorted.data());
-    return std::vector{counts.read(), places.read(), of_rows.read(), sorted.read(), unsorted.read()};
+    indices begins;  // of parts with room for all tokens and some more
+    for (std::int32_t part = 0; part < parts; ++part) begins.push_back(part * 340);
+    device_array<std::int32_t, Device> padded_begins(device, begins), padded_places(device, indices(choice.size())),
+        padded_rows(device, indices(parts * 340, -7));
+    kernels::sort_choices(device, chosen.data(), table.data(), tokens * k, k, parts, counts.data(),
+                          padded_places.data(), padded_rows.data(), {padded_begins.data(), parts * 340});
+    return std::vector{counts.read(),   places.read(),        of_rows.read(),    sorted.read(),
+                       unsorted.read(), padded_places.read(), padded_rows.read()};
   };
   const auto got = run(cuda{}), expected = run(cpu{});
   for (std::size_t i = 0; i < expected.size(); ++i) {
     CAPTURE(i);
     CHECK(got[i] == expected[i]);
   }
+  const indices &places = expected[5], &of_rows = expected[6];
+  std::size_t sent = 0;
+  for (std::size_t j = 0; j < choice.size(); ++j) {  // each choice has its token's row in the part of its expert
+    if (places[j] < 0) continue;
+    ++sent;
+    CHECK(places[j] / 340 == part_of[static_cast<std::size_t>(choice[j])]);
+    CHECK(of_rows[static_cast<std::size_t>(places[j])] == static_cast<std::int32_t>(j) / k);
+  }
+  CHECK(std::count(of_rows.begin(), of_rows.end(), -1) == static_cast<std::ptrdiff_t>(of_rows.size() - sent));
+}
+
+TEST_CASE_TEMPLATE("the values that routers keep change after a step that is not skipped", M, float, double) {
+  constexpr std::int64_t experts = 200;
+  indices counts;
+  for (std::int32_t e = 0; e < experts; ++e) counts.push_back(e * 7 % 13);
+  const auto run = [&]<class Device>(Device device) {
+    device_array<std::int32_t, Device> of_step(device, counts);
+    std::vector<values> made;
+    for (const double update : {1.0, 0.0})
+      for (const kernels::router_state_rule rule : {kernels::router_state_rule{true, 0.125}, {}}) {
+        number_array<M, Device> kept(device, random_values<M>(experts, 1));
+        auto clipped = make_buffer<kernels::clip_numbers>(device, 1);
+        const kernels::clip_numbers numbers{.update = update};
+        device.upload(clipped.data(), &numbers, sizeof numbers, device.main_stream());
+        const auto* const found = clipped.template data<kernels::clip_numbers>();
+        kernels::update_router_state(device, kept.data(), of_step.data(), experts, rule, found);
+        made.push_back(kept.read());
+      }
+    return made;
+  };
+  const auto got = run(cuda{}), expected = run(cpu{});
+  CHECK(got == expected);
+  CHECK(expected[0] != expected[1]);
+  const values before = random_values<M>(experts, 1);
+  CHECK((expected[2] == before && expected[3] == before));
 }

@@ -134,8 +134,21 @@ TEST_CASE("experts' products on a GPU are eight calls, for any number of experts
   });
   CHECK(stand_in::grouped_products - before == 8);
 }
+TEST_CASE("padded experts' products on a GPU are nine calls, and need no addresses in its memory") {
+  const int grouped = stand_in::grouped_products, strided = stand_in::strided_products;
+  threads::run(1, cuda::options{.workspace_bytes = 4 << 20}, [&](threads::communicator c, cuda& device) {
+    world ranks(mixture_mesh{1, 1, 1}.shape(), c);
+    run_mixture(ranks, device, {.init = {0, 0.3}, .padded = true});
+  });
+  CHECK(stand_in::grouped_products - grouped == 0);
+  CHECK(stand_in::strided_products - strided == 9);
+}
 #endif
 TEST_CASE("experts on a GPU with exchanged rows") { check_mixture_on_gpu({.init = {0, 0.3}}); }
+TEST_CASE("padded experts on a GPU, with and without a limit") {
+  check_mixture_on_gpu({.init = {0, 0.3}, .padded = true});
+  check_mixture_on_gpu({.init = {0, 0.3}, .limit = {.factor = 1.25}, .padded = true});
+}
 TEST_CASE("experts on a GPU with a limit, auxiliary losses and a bias") {
   check_mixture_on_gpu(
       {.router = {.chosen = 3, .scores = kernels::expert_scores::sigmoid, .groups = 4, .chosen_groups = 2},

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -16,6 +17,7 @@ struct cublasContext {
   std::size_t workspace_bytes = 0;
 };
 using cublasHandle_t = cublasContext*;
+enum cublasGemmAlgo_t { CUBLAS_GEMM_DEFAULT = -1 };
 
 inline cublasStatus_t cublasCreate(cublasHandle_t* handle) {
   *handle = new cublasContext;
@@ -65,6 +67,9 @@ namespace stand_in {
 /// The number of calls for products of several sizes that streams have executed.
 inline std::atomic<int> grouped_products = 0;
 
+/// The number of calls for products of one size at equal distances.
+inline std::atomic<int> strided_products = 0;
+
 /// One of those products, without the addresses of its matrices, which are in device memory.
 struct grouped_gemm {
   gemm product;
@@ -78,6 +83,36 @@ inline bool has_grouped(cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cu
   if (a == CUDA_R_64F) return compute == CUBLAS_COMPUTE_64F || compute == CUBLAS_COMPUTE_64F_PEDANTIC;
   return a == CUDA_R_32F && (compute == CUBLAS_COMPUTE_32F || compute == CUBLAS_COMPUTE_32F_PEDANTIC ||
                              compute == CUBLAS_COMPUTE_32F_FAST_TF32);
+}
+
+/// Describes one product of such a call; `alpha` and `beta` have its index `at`. Returns false if a size is illegal.
+inline bool describe(grouped_gemm& one, cublasOperation_t trans_a, cublasOperation_t trans_b, std::int64_t m,
+                     std::int64_t n, std::int64_t k, cudaDataType_t type, cudaDataType_t c_type, std::int64_t lda,
+                     std::int64_t ldb, std::int64_t ldc, const void* alpha, const void* beta, std::int64_t at,
+                     cublasComputeType_t compute) {
+  const bool ta = trans_a != CUBLAS_OP_N, tb = trans_b != CUBLAS_OP_N;
+  const auto at_least = [](std::int64_t ld, std::int64_t rows) { return ld >= (rows > 1 ? rows : 1); };
+  if (m < 0 || n < 0 || k < 0) return false;
+  if (!at_least(lda, ta ? k : m) || !at_least(ldb, tb ? n : k) || !at_least(ldc, m)) return false;
+  const auto layout = [](cudaDataType_t of, std::int64_t rows, std::int64_t columns, std::int64_t ld) {
+    matrix_layout out;
+    out.type = of, out.ld = ld;
+    out.rows = static_cast<std::uint64_t>(rows), out.cols = static_cast<std::uint64_t>(columns);
+    return out;
+  };
+  one.product.a = layout(type, ta ? k : m, ta ? m : k, lda);
+  one.product.b = layout(type, tb ? n : k, tb ? k : n, ldb);
+  one.product.c = one.product.d = layout(c_type, m, n, ldc);
+  one.product.trans_a = ta, one.product.trans_b = tb;
+  one.product.wide = type == CUDA_R_64F;
+  one.product.tf32 = compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+  if (orders_differ) one.product.terms_together = 3 + (m + n) % 5;
+  const auto scalar = [&](const void* all) {
+    return one.product.wide ? static_cast<const double*>(all)[at]
+                            : static_cast<double>(static_cast<const float*>(all)[at]);
+  };
+  one.alpha = scalar(alpha), one.beta = scalar(beta);
+  return true;
 }
 
 /// Computes one product in the order of its stream. Matrices that are not aligned end the process, as kernels would
@@ -117,27 +152,10 @@ inline cublasStatus_t cublasGemmGroupedBatchedEx_64(
   std::vector<stand_in::grouped_gemm> all;
   double flops = 0;
   for (std::int64_t i = 0; i < groups; ++i) {
-    const bool ta = trans_a[i] != CUBLAS_OP_N, tb = trans_b[i] != CUBLAS_OP_N;
-    const auto at_least = [](std::int64_t ld, std::int64_t rows) { return ld >= (rows > 1 ? rows : 1); };
-    if (m[i] < 0 || n[i] < 0 || k[i] < 0 || group_size[i] < 0) return CUBLAS_STATUS_INVALID_VALUE;
-    if (!at_least(lda[i], ta ? k[i] : m[i]) || !at_least(ldb[i], tb ? n[i] : k[i]) || !at_least(ldc[i], m[i]))
-      return CUBLAS_STATUS_INVALID_VALUE;
     stand_in::grouped_gemm one;
-    const auto layout = [](cudaDataType_t type, std::int64_t rows, std::int64_t columns, std::int64_t ld) {
-      stand_in::matrix_layout out;
-      out.type = type, out.ld = ld;
-      out.rows = static_cast<std::uint64_t>(rows), out.cols = static_cast<std::uint64_t>(columns);
-      return out;
-    };
-    one.product.a = layout(a_type, ta ? k[i] : m[i], ta ? m[i] : k[i], lda[i]);
-    one.product.b = layout(b_type, tb ? n[i] : k[i], tb ? k[i] : n[i], ldb[i]);
-    one.product.c = one.product.d = layout(c_type, m[i], n[i], ldc[i]);
-    one.product.trans_a = ta, one.product.trans_b = tb;
-    one.product.wide = a_type == CUDA_R_64F;
-    one.product.tf32 = compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-    if (stand_in::orders_differ) one.product.terms_together = 3 + (m[i] + n[i]) % 5;
-    one.alpha = one.product.wide ? static_cast<const double*>(alpha)[i] : static_cast<const float*>(alpha)[i];
-    one.beta = one.product.wide ? static_cast<const double*>(beta)[i] : static_cast<const float*>(beta)[i];
+    if (group_size[i] < 0 || !stand_in::describe(one, trans_a[i], trans_b[i], m[i], n[i], k[i], a_type, c_type, lda[i],
+                                                 ldb[i], ldc[i], alpha, beta, i, compute))
+      return CUBLAS_STATUS_INVALID_VALUE;
     const std::int64_t bytes = k[i] * static_cast<std::int64_t>(stand_in::bytes_of(a_type));
     if (a_type == CUDA_R_16BF || one.product.tf32) one.boundary = bytes % 16 == 0 ? 16 : bytes % 4 == 0 ? 4 : 1;
     flops += one.product.flops() * static_cast<double>(group_size[i]);
@@ -158,6 +176,45 @@ inline cublasStatus_t cublasGemmGroupedBatchedEx_64(
       for (std::size_t i = 0; i < all.size(); ++i) stand_in::multiply_grouped(all[i], a[i], b[i], c[i]);
     };
     return r.enqueue(s, run, {stand_in::work::product, flops});
+  });
+  return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+}
+
+/// Products of one size. The call reads everything but the matrices, which are at equal distances.
+inline cublasStatus_t cublasGemmStridedBatchedEx_64(cublasHandle_t handle, cublasOperation_t trans_a,
+                                                    cublasOperation_t trans_b, std::int64_t m, std::int64_t n,
+                                                    std::int64_t k, const void* alpha, const void* a,
+                                                    cudaDataType_t a_type, std::int64_t lda, long long stride_a,
+                                                    const void* b, cudaDataType_t b_type, std::int64_t ldb,
+                                                    long long stride_b, const void* beta, void* c,
+                                                    cudaDataType_t c_type, std::int64_t ldc, long long stride_c,
+                                                    std::int64_t count, cublasComputeType_t compute, cublasGemmAlgo_t) {
+  if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+  const bool wide_result = a_type == CUDA_R_16BF && b_type == a_type && c_type == CUDA_R_32F;
+  if (!stand_in::has_grouped(a_type, b_type, wide_result ? a_type : c_type, compute))
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  stand_in::grouped_gemm one;
+  if (!alpha || !beta || count < 0 ||
+      !stand_in::describe(one, trans_a, trans_b, m, n, k, a_type, c_type, lda, ldb, ldc, alpha, beta, 0, compute))
+    return CUBLAS_STATUS_INVALID_VALUE;
+  if (stand_in::failing_product > 0 && --stand_in::failing_product == 0) return CUBLAS_STATUS_EXECUTION_FAILED;
+  const auto error = stand_in::call([&](stand_in::runtime& r) {
+    const auto s = r.find(handle->stream);
+    if (!s || s->device != stand_in::current_device) return cudaErrorInvalidResourceHandle;
+    for (const void* p : {a, b, static_cast<const void*>(c), static_cast<const void*>(handle->workspace)})
+      stand_in::check_argument(r, p, "cublasGemmStridedBatchedEx");
+    const auto run = [=, workspace = handle->workspace, workspace_bytes = handle->workspace_bytes] {
+      ++stand_in::strided_products;
+      if (workspace) std::memset(workspace, 0xff, workspace_bytes);
+      const auto at = [](auto* first, cudaDataType_t type, std::int64_t elements) {
+        return first + elements * static_cast<std::int64_t>(stand_in::bytes_of(type));
+      };
+      for (std::int64_t i = 0; i < count; ++i)
+        stand_in::multiply_grouped(one, at(static_cast<const std::byte*>(a), a_type, i * stride_a),
+                                   at(static_cast<const std::byte*>(b), b_type, i * stride_b),
+                                   at(static_cast<std::byte*>(c), c_type, i * stride_c));
+    };
+    return r.enqueue(s, run, {stand_in::work::product, one.product.flops() * static_cast<double>(count)});
   });
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

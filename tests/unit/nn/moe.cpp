@@ -117,6 +117,34 @@ TEST_CASE("experts of tokens that all ranks have") {
       "four for each token", {{.chosen = 4, .normalised = false}},
       {three{1, 2, 1}, three{1, 2, 2}, three{2, 2, 2}, three{1, 4, 2}, three{1, 3, 1}, three{2, 3, 2}});
 }
+TEST_CASE("padded rows give the results of counted rows") {
+  check_mixture<exchanged>("plain", {.padded = true}, {three{1, 2, 1}, three{2, 2, 2}, three{1, 3, 2}});
+  check_mixture<masked>("four for each token", {.router = {.chosen = 4, .normalised = false}, .padded = true},
+                        {three{1, 2, 2}, three{2, 3, 2}});
+  for (const double factor : {0.5, 1.25}) {
+    const std::string name = cat({"a limit of ", factor});
+    check_mixture<exchanged>(name.c_str(), {.limit = {factor}}, {three{2, 2, 2}});
+    check_mixture<exchanged>(name.c_str(), {.limit = {factor}, .padded = true}, {three{2, 2, 2}, three{1, 3, 1}});
+    check_mixture<folded>(name.c_str(), {.limit = {factor}, .padded = true}, {three{1, 2, 2}, three{2, 1, 3}});
+  }
+}
+TEST_CASE("padded rows have sizes that no choice changes, and no pass sends counts") {
+  for (const three& mesh : {three{1, 4, 1}, three{2, 2, 2}})
+    on_mesh(mesh, even_sizes(), 1, [](const context<cpu>& ctx) {
+      moe<double, exchanged> layer(ctx, "moe", {.limit = {1.5}, .padded = true});
+      fill_parameters(ctx, layer, {});
+      const auto x = place_full<exchanged::input>(ctx, random_full(layout_v<exchanged::input>, ctx.sizes, 1));
+      ctx.ranks.ledger().clear();
+      moe<double, exchanged>::saved kept;
+      const auto y = layer.forward(ctx, x, &kept);
+      layer.backward(ctx, x, kept, y);
+      // An expert takes 3 rows of a sequence of 8. After tp gathers them, sequences are whole.
+      const mesh_shape& shape = ctx.ranks.shape();
+      const std::int64_t sequences = 4 / shape.size(axis_list(axis_of<dp>, axis_of<ep>)), rows = 8 * 3 * sequences;
+      const auto bytes = static_cast<std::int64_t>(ctx.ranks.ledger().total("ep", collective::all_to_all).payload);
+      CHECK(bytes == 4 * rows * ctx.sizes.of(dim_of<hidden>) * static_cast<std::int64_t>(sizeof(double)));
+    });
+}
 
 namespace {
 
@@ -577,6 +605,9 @@ TEST_CASE("mixtures without an order for deterministic sums are refused") {
   refused(
       1, [](auto& ctx) { moe<float, exchanged>(ctx, "moe", {.lora = {.up = {.rank = 1}}}); },
       "moe: experts have no adapters under deterministic sums; legal is a lora of rank 0");
+  refused(
+      1, [](auto& ctx) { moe<float, exchanged>(ctx, "moe", {.padded = true}); },
+      "moe: its rows are not padded under deterministic sums; legal is moe_options::padded = false");
 }
 
 TEST_CASE("ranks without tokens are refused") {

@@ -94,5 +94,9 @@ TEST_CASE("deterministic sums need an exchange with origins") {
     CHECK_THROWS_WITH((moe<float, exchanged>(ctx, "moe")),
                       "moe: deterministic sums need the origins of rows, and its exchange gives none; legal is an "
                       "exchange with `origins`");
+    const context<cpu> other{device, ranks, of_mine, 1};
+    CHECK_THROWS_WITH((moe<float, exchanged>(other, "moe", {.padded = true})),
+                      "moe: padded rows need an exchange with `open_padded`, and its exchange has none; legal are "
+                      "all_to_all_exchange and moe_options::padded = false");
   });
 }

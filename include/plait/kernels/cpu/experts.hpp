@@ -12,6 +12,7 @@
 #include "plait/core/types.hpp"
 #include "plait/device/cpu.hpp"
 #include "plait/kernels/settings.hpp"
+#include "plait/kernels/sums.hpp"
 
 namespace plait::kernels {
 namespace detail {
@@ -212,15 +213,20 @@ inline void drop_choices(cpu&, const std::int32_t* whole, const std::int32_t* in
 
 /// Sorts n choices, k per token, into rows by part, and by token within a part. `part_of[e]` is the part of expert e,
 /// negative if another rank has its rows. counts [parts] gets the rows of each part. places [n] gets the row of each
-/// choice, or -1. tokens [n] gets the token of each row, and is not written after the last row.
+/// choice, or -1. tokens [n] gets the token of each row, and is not written after the last row. With `padded`, its
+/// parts begin at the given rows, and tokens [padded.rows] gets -1 for rows without a token.
 inline void sort_choices(cpu&, const std::int32_t* choice, const std::int32_t* part_of, std::int64_t n, std::int64_t k,
-                         std::int64_t parts, std::int32_t* counts, std::int32_t* places, std::int32_t* tokens) {
+                         std::int64_t parts, std::int32_t* counts, std::int32_t* places, std::int32_t* tokens,
+                         padded_parts padded = {}) {
   const auto part = [&](std::int64_t j) { return choice[j] < 0 ? -1 : part_of[choice[j]]; };
   std::fill_n(counts, parts, 0);
   for (std::int64_t j = 0; j < n; ++j)
     if (part(j) >= 0) ++counts[part(j)];
   std::vector<std::int32_t> next(static_cast<std::size_t>(parts));
-  std::exclusive_scan(counts, counts + parts, next.begin(), 0);
+  if (padded.begins)
+    std::copy_n(padded.begins, parts, next.begin()), std::fill_n(tokens, padded.rows, -1);
+  else
+    std::exclusive_scan(counts, counts + parts, next.begin(), 0);
   for (std::int64_t j = 0; j < n; ++j) {
     places[j] = part(j) < 0 ? -1 : next[static_cast<std::size_t>(part(j))]++;
     if (places[j] >= 0) tokens[places[j]] = static_cast<std::int32_t>(j / k);
@@ -242,10 +248,26 @@ inline void sort_arrivals(cpu&, const std::int32_t* counts, std::int64_t peers, 
       }
 }
 
-/// out [rows, width]: row i is row from[i] of `in`.
+/// out [rows, width]: row i is row from[i] of `in`, or zeros if from[i] is negative.
 template <class T>
 void gather_rows(cpu&, const T* in, const std::int32_t* from, T* out, std::int64_t rows, std::int64_t width) {
-  for (std::int64_t i = 0; i < rows; ++i) std::copy_n(in + from[i] * width, width, out + i * width);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    if (from[i] < 0)
+      std::fill_n(out + i * width, width, T{});
+    else
+      std::copy_n(in + from[i] * width, width, out + i * width);
+  }
+}
+
+/// Changes the value that a router keeps for each expert by a rule, from the counts [experts] of all tokens of a step.
+/// Does nothing if `clipped` says that the step was skipped; null: it was not.
+template <class M>
+void update_router_state(cpu&, M* values, const std::int32_t* counts, std::int64_t experts, router_state_rule rule,
+                         const clip_numbers* clipped) {
+  if (clipped && clipped->update == 0) return;
+  const std::int64_t all = std::accumulate(counts, counts + experts, std::int64_t{0});
+  for (std::int64_t e = 0; e < experts; ++e)
+    values[e] = converted<M>(rule.next(static_cast<double>(values[e]), counts[e] * experts, all));
 }
 
 /// y [tokens, width]: the sum of a token's `rows`, at indices at[t, j], each times weights[t, j], or unweighted if

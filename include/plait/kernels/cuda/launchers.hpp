@@ -333,13 +333,19 @@ void drop_choices(cuda& device, const std::int32_t* whole, const std::int32_t* i
 
 /// Sorts n choices into rows by part, in the order of tokens. Links with compiled_cuda_sort.cu.
 void sort_choices(cuda& device, const std::int32_t* choice, const std::int32_t* part_of, std::int64_t n, std::int64_t k,
-                  std::int64_t parts, std::int32_t* counts, std::int32_t* places, std::int32_t* tokens);
+                  std::int64_t parts, std::int32_t* counts, std::int32_t* places, std::int32_t* tokens,
+                  padded_parts padded = {});
 
 /// Computes the order by expert of rows that arrived by peer.
 void sort_arrivals(cuda& device, const std::int32_t* counts, std::int64_t peers, std::int64_t experts,
                    std::int32_t* sorted, std::int32_t* unsorted);
 
-/// out[i] = in[from[i]], rows of `width`.
+/// Changes the value of each expert by a rule, unless `clipped` says that the step was skipped.
+template <class M>
+void update_router_state(cuda& device, M* values, const std::int32_t* counts, std::int64_t experts,
+                         router_state_rule rule, const clip_numbers* clipped);
+
+/// out[i] = in[from[i]], rows of `width`; zeros if from[i] is negative.
 template <class T>
 void gather_rows(cuda& device, const T* in, const std::int32_t* from, T* out, std::int64_t rows, std::int64_t width);
 

@@ -1,6 +1,7 @@
 // The limit of an expert's rows per sequence. It drops the same choices on every mesh.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -65,6 +66,8 @@ class expert_capacity {
 
   /// Whether there is a limit.
   explicit operator bool() const { return factor_ > 0; }
+  /// The most rows that an expert takes of `length` tokens of one sequence.
+  std::int64_t most_of(std::int64_t length) const { return factor_ > 0 ? std::min(limit_, length) : length; }
   /// Sets the dropped choices in [samples, positions, chosen] to -1. Collective over the ranks of a sequence.
   void drop(Device& on, std::int32_t* choice) const {
     buffer<Device> gathered;

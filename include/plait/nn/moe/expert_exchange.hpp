@@ -60,6 +60,8 @@ struct row_origins {
 /// A forward pass calls each member once. The backward pass is the mirror, on the same route: `dispatch` moves
 /// gradients of the experts' outputs, and `combine` those of their inputs. No member sums rows or applies weights.
 ///
+/// Padded rows also require `open_padded(device, counts, rows)`, the route of all passes: `counts` [peers, experts] is
+/// on the host, and has the rows that every peer sends to each expert. Then no member may wait for the device.
 /// Deterministic sums also require `origins(device, route, tokens)`: the origin of each local row, given the tokens of
 /// the sent rows, int32 [leaving] on the device. A dry run counts the default exchange. If a route has `visit(f)`,
 /// which calls f for each buffer, its buffers are offloaded with the activations.
@@ -107,21 +109,16 @@ class all_to_all_exchange {
         for (const std::size_t at : {std::size_t{0}, parts}) ++values[at + static_cast<std::size_t>(row) % parts];
     else
       counts.download(values.data(), 2 * parts);
-    route r;
-    take_counts(values.data(), r.sent, r.sent_at);
-    take_counts(values.data() + parts, r.received, r.received_at);
-    r.arrived.assign(values.begin() + static_cast<std::ptrdiff_t>(parts), values.end());
-    rows.leaving = static_cast<std::int64_t>(r.leaving());
-    rows.begin.assign(1, 0);
-    for (std::int64_t e = 0; e < group_.experts; ++e) {
-      rows.begin.push_back(rows.begin.back());
-      for (std::int64_t p = 0; p < group_.peers; ++p) rows.begin.back() += count(r, p, e);
-    }
-    r.sorted = make_buffer<std::int32_t>(on, r.here());
-    r.unsorted = make_buffer<std::int32_t>(on, r.here());
-    kernels::sort_arrivals(on, arriving, group_.peers, group_.experts, r.sorted.template data<std::int32_t>(),
-                           r.unsorted.template data<std::int32_t>());
-    return r;
+    return route_of(on, values, arriving, rows);
+  }
+  route open_padded(Device& on, const std::vector<std::int32_t>& counts, expert_rows& rows) const {
+    std::vector<std::int32_t> values = counts;  // and what arrives: of this rank's experts, the same from all peers
+    const std::ptrdiff_t own = group_.ranks->rank() * group_.experts;
+    for (std::int64_t p = 0; p < group_.peers; ++p)
+      values.insert(values.end(), counts.begin() + own, counts.begin() + own + group_.experts);
+    host_values<std::int32_t, Device> arriving(on, counts.size());
+    arriving.upload(values.data() + counts.size(), counts.size());
+    return route_of(on, values, arriving.data(), rows);
   }
 
   template <std::invocable Work>
@@ -160,6 +157,26 @@ class all_to_all_exchange {
   }
 
  private:
+  /// `values` [2, peers, experts] has the rows to send and those to receive, the latter also in `arriving`.
+  route route_of(Device& on, const std::vector<std::int32_t>& values, const std::int32_t* arriving,
+                 expert_rows& rows) const {
+    const std::size_t parts = values.size() / 2;
+    route r;
+    take_counts(values.data(), r.sent, r.sent_at);
+    take_counts(values.data() + parts, r.received, r.received_at);
+    r.arrived.assign(values.begin() + static_cast<std::ptrdiff_t>(parts), values.end());
+    rows.leaving = static_cast<std::int64_t>(r.leaving());
+    rows.begin.assign(1, 0);
+    for (std::int64_t e = 0; e < group_.experts; ++e) {
+      rows.begin.push_back(rows.begin.back());
+      for (std::int64_t p = 0; p < group_.peers; ++p) rows.begin.back() += count(r, p, e);
+    }
+    r.sorted = make_buffer<std::int32_t>(on, r.here());
+    r.unsorted = make_buffer<std::int32_t>(on, r.here());
+    kernels::sort_arrivals(on, arriving, group_.peers, group_.experts, r.sorted.template data<std::int32_t>(),
+                           r.unsorted.template data<std::int32_t>());
+    return r;
+  }
   std::size_t bytes(std::size_t rows) const { return rows * static_cast<std::size_t>(group_.width) * sizeof(T); }
   std::int32_t count(const route& r, std::int64_t peer, std::int64_t expert) const {
     return r.arrived[static_cast<std::size_t>(peer * group_.experts + expert)];
@@ -200,6 +217,12 @@ template <class X, class Device>
 inline constexpr bool gives_origins =
     requires(const X& x, Device& on, const typename X::route& r, const buffer<Device>& tokens) {
       { x.origins(on, r, tokens) } -> std::same_as<row_origins>;
+    };
+
+template <class X, class Device>
+inline constexpr bool opens_padded =
+    requires(const X& x, Device& on, const std::vector<std::int32_t>& counts, expert_rows& rows) {
+      { x.open_padded(on, counts, rows) } -> std::same_as<typename X::route>;
     };
 
 /// The exchange that a policy or its strategy names, or the default. If the named type is not an exchange, the default

@@ -217,7 +217,11 @@ class router_counts {
     kernels::accumulate(on, own.template data<double>(), entropy_.template data<double>(), 1);
   }
 
-  /// How often all tokens have chosen each expert; empty before the first step. Collective.
+  /// How often all tokens have chosen each expert, int32 [experts]; empty before the first step. Collective.
+  buffer<Device> load_on_device(const context<Device>& ctx) {
+    return seen_.empty() ? buffer<Device>{} : complete_counts(ctx, 0);
+  }
+  /// Does the same on the host; waits for the device.
   std::vector<std::int64_t> load(const context<Device>& ctx) {
     return seen_.empty() ? std::vector<std::int64_t>{} : total(ctx, 0);
   }
@@ -231,7 +235,7 @@ class router_counts {
       for (std::size_t e = 0; e < all.load.size(); ++e) all.dropped[e] = all.load[e] - all.dropped[e];
     }
     if (!complete_entropy_) complete_entropy_ = over_all_tokens(ctx, 0);
-    complete<double>(ctx, *complete_entropy_, entropy_.template data<double>(), 1, &all.entropy);
+    read<double>(ctx, complete<double>(ctx, *complete_entropy_, entropy_.template data<double>(), 1), &all.entropy);
     all.entropy *= static_cast<double>(router_.chosen) /
                    static_cast<double>(std::accumulate(all.load.begin(), all.load.end(), std::int64_t{0}));
     return all;
@@ -239,11 +243,15 @@ class router_counts {
 
  private:
   std::vector<std::int64_t> total(const context<Device>& ctx, std::size_t at) {
-    if (!complete_counts_) complete_counts_ = over_all_tokens(ctx, 1);
-    std::vector<std::int32_t> counts(static_cast<std::size_t>(complete_counts_->source().local_size()));
-    complete<std::int32_t>(ctx, *complete_counts_, counts_.template data<std::int32_t>() + at, counts.size(),
-                           counts.data());
+    const buffer<Device> all = complete_counts(ctx, at);
+    std::vector<std::int32_t> counts(all.bytes() / sizeof(std::int32_t));
+    read(ctx, all, counts.data());
     return {counts.begin(), counts.end()};
+  }
+  buffer<Device> complete_counts(const context<Device>& ctx, std::size_t at) {
+    if (!complete_counts_) complete_counts_ = over_all_tokens(ctx, 1);
+    return complete<std::int32_t>(ctx, *complete_counts_, counts_.template data<std::int32_t>() + at,
+                                  static_cast<std::size_t>(complete_counts_->source().local_size()));
   }
   /// Returns the plan of a sum over tokens, which keeps the last `dims` dims of the scores.
   ready_plan over_all_tokens(const context<Device>& ctx, std::size_t dims) const {
@@ -252,9 +260,13 @@ class router_counts {
     return ready_plan(summed, completed(summed), ctx.ranks, ctx.sizes, name_);
   }
   template <class E>
-  static void complete(const context<Device>& ctx, const ready_plan& plan, const E* own, std::size_t count, E* host) {
+  static buffer<Device> complete(const context<Device>& ctx, const ready_plan& plan, const E* own, std::size_t count) {
     auto all = buffer<Device>::for_collectives(ctx.device, count * sizeof(E));
     plan.run(ctx.device, own, all.data(), dtype_of<E>);
+    return all;
+  }
+  template <class E>
+  static void read(const context<Device>& ctx, const buffer<Device>& all, E* host) {
     ctx.device.synchronize();
     ctx.device.download(host, all.data(), all.bytes(), ctx.device.main_stream());
   }

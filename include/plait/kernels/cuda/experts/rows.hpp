@@ -53,12 +53,40 @@ static __global__ void parts_of_choices(const std::int32_t* choice, const std::i
   if (part >= 0) atomicAdd(&counts[part], 1);
 }
 static __global__ void places_of_choices(const std::uint32_t* keys, const int* values, std::int64_t n, std::int64_t k,
-                                         std::int64_t parts, std::int32_t* places, std::int32_t* tokens) {
+                                         std::int64_t parts, std::int32_t* places, std::int32_t* tokens,
+                                         const std::int32_t* begins) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  const bool leaves = keys[i] < parts;
+  std::int64_t row = i;
+  if (begins != nullptr && leaves) {
+    std::int64_t first = 0;  // the first key of this part, by bisection
+    for (std::int64_t beyond = i; first < beyond;) {
+      const std::int64_t middle = (first + beyond) / 2;
+      if (keys[middle] < keys[i])
+        first = middle + 1;
+      else
+        beyond = middle;
+    }
+    row = begins[keys[i]] + i - first;
+  }
+  places[values[i]] = leaves ? static_cast<std::int32_t>(row) : -1;
+  if (leaves) tokens[row] = static_cast<std::int32_t>(values[i] / k);
+}
+static __global__ void clear_tokens(std::int32_t* tokens, std::int64_t rows) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (row >= n) return;
-  const bool leaves = keys[row] < parts;
-  places[values[row]] = leaves ? static_cast<std::int32_t>(row) : -1;
-  if (leaves) tokens[row] = static_cast<std::int32_t>(values[row] / k);
+  if (row < rows) tokens[row] = -1;
+}
+
+/// The change of `update_router_state`, by one block.
+template <class M>
+__global__ static void change_router_state(M* values, const std::int32_t* counts, std::int64_t experts,
+                                           router_state_rule rule, const clip_numbers* clipped) {
+  if (clipped != nullptr && clipped->update == 0) return;
+  std::int64_t all = 0;
+  for (std::int64_t e = 0; e < experts; ++e) all += counts[e];
+  for (std::int64_t e = threadIdx.x; e < experts; e += blockDim.x)
+    values[e] = number<M>(rule.next(number<double>(values[e]), counts[e] * experts, all));
 }
 
 /// Each part, the rows of one peer for one expert, has a block.
@@ -89,8 +117,12 @@ __global__ static void copy_rows_from(const T* in, const std::int32_t* from, T* 
                                       std::int64_t width, bool vectors) {
   constexpr int n = vector16<T>::size;
   for (std::int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
-    const T* const source = in + from[r] * width;
     T* const to = out + r * width;
+    if (from[r] < 0) {
+      for (std::int64_t c = threadIdx.x; c < width; c += blockDim.x) to[c] = number<T>(0.0f);
+      continue;
+    }
+    const T* const source = in + from[r] * width;
     if (vectors) {
       for (std::int64_t c = threadIdx.x * n; c < width; c += blockDim.x * n)
         store_vector(to + c, load_vector(source + c));
@@ -189,6 +221,12 @@ void sum_rows_backward(cuda& device, const T* rows, const std::int32_t* at, cons
                       dweights, tokens * k, k, width);
 }
 
+template <class M>
+void update_router_state(cuda& device, M* values, const std::int32_t* counts, std::int64_t experts,
+                         router_state_rule rule, const clip_numbers* clipped) {
+  plait::detail::launch(device, {1, 128}, detail::change_router_state<M>, values, counts, experts, rule, clipped);
+}
+
 template <class T>
 void multiply_by_gates(cuda& device, const T* x, const T* gates, T* y, std::int64_t rows, std::int64_t width) {
   detail::launch_rows(device, rows, width, detail::multiply_rows<T, arithmetic<T>>, x, gates, y, rows, width);
@@ -222,8 +260,11 @@ PLAIT_CUDA_INLINE void drop_choices(cuda& device, const std::int32_t* whole, con
 
 PLAIT_CUDA_INLINE void sort_choices(cuda& device, const std::int32_t* choice, const std::int32_t* part_of,
                                     std::int64_t n, std::int64_t k, std::int64_t parts, std::int32_t* counts,
-                                    std::int32_t* places, std::int32_t* tokens) {
+                                    std::int32_t* places, std::int32_t* tokens, padded_parts padded) {
   device.zero(counts, static_cast<std::size_t>(parts) * sizeof(std::int32_t), device.main_stream());
+  if (padded.rows > 0)
+    plait::detail::launch(device, {plait::detail::blocks_for(padded.rows, 256), 256}, detail::clear_tokens, tokens,
+                          padded.rows);
   if (n <= 0) return;
   auto memory = make_buffer<int>(device, static_cast<std::size_t>(4 * n));
   int* const values = memory.template data<int>();
@@ -234,7 +275,7 @@ PLAIT_CUDA_INLINE void sort_choices(cuda& device, const std::int32_t* choice, co
   detail::sort_pairs(device, pairs, static_cast<int>(n),
                      static_cast<int>(std::bit_width(static_cast<std::uint64_t>(parts))));
   plait::detail::launch(device, shape, detail::places_of_choices, pairs.keys[pairs.now], pairs.values[pairs.now], n, k,
-                        parts, places, tokens);
+                        parts, places, tokens, padded.begins);
 }
 
 PLAIT_CUDA_INLINE void sort_arrivals(cuda& device, const std::int32_t* counts, std::int64_t peers, std::int64_t experts,
