@@ -1,4 +1,5 @@
 // timeout: 600
+// program: policies
 // Every layout loads a training state that any other layout saved, bit for bit.
 #include <cmath>
 #include <string>

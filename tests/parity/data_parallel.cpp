@@ -1,8 +1,9 @@
 // timeout: 300
+// program: policies
 // Policies of data parallelism equal one rank in double. Meshes dp x pp x cp x tp are all factorisations of 2, 4, 8 and
 // 16 ranks that have data ranks. Up to 8 ranks every level runs, on 16 one level a mesh. The sweep combines every level
-// with every cut, optimizer, clipping, number of microbatches, schedule and hybrid. PLAIT_FULL_GRID=1
-// build/tests/parity_data_parallel runs all combinations, in hours.
+// with every cut, optimizer, clipping, number of microbatches, schedule and hybrid. With PLAIT_FULL_GRID=1
+// this test runs all combinations, in hours.
 #include <string>
 
 #include "support/policy_sweep.hpp"

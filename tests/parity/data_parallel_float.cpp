@@ -1,4 +1,5 @@
 // timeout: 300
+// program: policies
 // Policies of data parallelism equal one rank, in float, on every factorisation of 4 and 8 ranks that has data ranks.
 // Muon is tested in double only: its five steps of Newton-Schulz enlarge rounding errors about a hundred times.
 #include "support/policy_sweep.hpp"

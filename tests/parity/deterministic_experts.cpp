@@ -1,4 +1,5 @@
 // timeout: 300
+// program: mixtures
 // A Llama with experts has one hash of its losses and weights under deterministic sums. Meshes are dp x ep x cp x tp,
 // at each ZeRO level; experts are split over tp or whole on its ranks.
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 // timeout: 600
+// program: mixtures
 // A Llama with experts, a shared expert and auxiliary losses equals one rank in double, and transformers' models to the
 // rounding of the stored values. Meshes are dp x ep x cp x tp of up to 16 ranks. Tests every ZeRO level and every mode
 // of recomputation, and pipelines.

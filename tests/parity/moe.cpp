@@ -1,4 +1,5 @@
 // timeout: 300
+// program: mixtures
 // A language model of mixtures of experts equals one rank in double: on meshes of dp x ep x tp, at every ZeRO level and
 // as a pipeline. Experts are sharded over their own axis, or over tp as well.
 #include "plait/nn/moe.hpp"

@@ -192,9 +192,8 @@ target_compile_options(cuda_on_cpu_older_nccl PRIVATE -O0)
 # The trainer of the examples, for GPUs that the CPU stands in for: scripts/trainer_cuda.sh runs it.
 if(PLAIT_BUILD_EXAMPLES)
   set(trainer "${PROJECT_SOURCE_DIR}/examples/train_llama")
-  set(sources trainer/stand_in_programs.cpp trainer/stand_in_bf16_gradients.cpp ${trainer}/gpus.cpp)
+  set(sources trainer/stand_in_programs.cpp ${trainer}/gpus.cpp)
   set_source_files_properties(${sources} PROPERTIES LANGUAGE CXX)
-  set_source_files_properties(trainer/stand_in_bf16_gradients.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   add_executable(train_llama_stand_in ${sources})
   target_compile_definitions(train_llama_stand_in PRIVATE PLAIT_TRAINER_CUDA PLAIT_WITH_NCCL)
   set_target_properties(train_llama_stand_in PROPERTIES UNITY_BUILD ON)  # half of their instantiations are the same

@@ -2,10 +2,6 @@
 // use the GPU in the same way.
 #include "cuda_llama_run.hpp"
 
-extern template std::unique_ptr<model_run>  // in stand_in_bf16_gradients.cpp
-make_llama_run<plait::bf16_gradients_float_masters, plait::megatron_sp, plait::cuda>(const setup&, plait::cuda&,
-                                                                                     plait::any_communicator);
-
 make_run<plait::cuda> cuda_program(const options& opt) {
   if (opt.mixture && in_bf16(opt)) plait::fail("this program has experts with --precision float alone");
   if (opt.mixture) return make_llama_run<float, plait::megatron_experts, plait::cuda>;
