@@ -6,18 +6,24 @@
 Float32; forward, backward, clipping by global norm and AdamW (fused); one thread per rank; data parallel by
 DistributedDataParallel over Gloo (with --fsdp by FSDP2's fully_shard, of each layer and of the rest), tensor parallel by
 DTensor. Prints one line of JSON. The rate is that of the fastest step, with tokens of all data-parallel ranks. A step is
-one micro-batch of each rank. With --join ADDRESS:PORT --rank R it is one rank of several hosts.
+one micro-batch of each rank, the same in each step. --export FOLDER writes the initial weights and these tokens, as a
+Hugging Face directory and as FOLDER/tokens.bin, from which plait's trainer computes the same losses. With
+--join ADDRESS:PORT --rank R it is one rank of several hosts.
 """
 import argparse
+import contextlib
 import json
 import os
+import pathlib
 import socket
 import statistics
+import struct
 import time
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+import transformers
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
@@ -31,6 +37,8 @@ def parse() -> argparse.Namespace:
                           ("threads", 1), ("seed", 1), ("experts", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
+    parser.add_argument("--experts-implementation", default="grouped_mm", help="transformers' name of it")
+    parser.add_argument("--export", type=pathlib.Path, help="a folder, to which weights and tokens are written")
     parser.add_argument("--sharded-vocab", action="store_true",
                         help="shard embedding, output and loss over tp; slower at small vocabularies")
     parser.add_argument("--no-clip", action="store_true")
@@ -77,6 +85,12 @@ def clip(parameters: list, tensor_group, max_norm: float) -> None:
     torch._foreach_mul_([local(p.grad) for p in parameters], torch.clamp(max_norm / (total + 1e-6), max=1.0))
 
 
+def export(model: torch.nn.Module, text: torch.Tensor, folder: pathlib.Path) -> None:
+    """Writes the weights, and the tokens in the format of nanoGPT's .bin files."""
+    model.save_pretrained(folder)
+    (folder / "tokens.bin").write_bytes(struct.pack(f"<{text.numel()}H", *text.tolist()))
+
+
 def train(rank: int, options: argparse.Namespace, address: str, port: int) -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
@@ -95,6 +109,13 @@ def train(rank: int, options: argparse.Namespace, address: str, port: int) -> No
                          tie_word_embeddings=False,
                          attn_implementation=options.attention)
     model = AutoModelForCausalLM.from_config(config).train()
+    if options.experts:
+        model.set_experts_implementation(options.experts_implementation)
+    # Each sequence begins with the last token of the one before.
+    sequences = options.micro_batch * options.dp
+    text = torch.randint(0, options.vocab, (sequences * options.seq + 1,))
+    if options.export and rank == 0:
+        export(model, text, options.export)
     if options.tp > 1 and not options.experts:
         parallelise(model, mesh["tp"], options.sharded_vocab)
     if options.fsdp:
@@ -107,28 +128,24 @@ def train(rank: int, options: argparse.Namespace, address: str, port: int) -> No
         wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=mesh["dp"].get_group(),
                                                             gradient_as_bucket_view=True)
 
-    # Fused AdamW refuses a mixture of DTensors and plain tensors in one group.
+    # Fused AdamW refuses a mixture of DTensors and plain tensors in one group. Only matrices decay.
     kinds = {}
     for parameter in parameters:
-        kinds.setdefault(type(parameter.data).__name__, []).append(parameter)
-    optimizer = torch.optim.AdamW([{"params": group} for group in kinds.values()], lr=1e-4, betas=(0.9, 0.95),
-                                  weight_decay=0.1, fused=True)
+        kinds.setdefault((type(parameter.data).__name__, parameter.dim() > 1), []).append(parameter)
+    optimizer = torch.optim.AdamW([{"params": group, "weight_decay": 0.1 * decays} for (_, decays), group in kinds.items()],
+                                  lr=1e-4, betas=(0.9, 0.95), fused=True)
 
-    data = torch.Generator().manual_seed(options.seed + (rank // options.tp))
-    times, losses = [], []
+    own = slice(rank // options.tp * options.micro_batch, (rank // options.tp + 1) * options.micro_batch)
+    tokens = text[:-1].view(sequences, options.seq)[own].contiguous()
+    targets = text[1:].view(sequences, options.seq)[own].flatten()
+    times, processor_times, losses = [], [], []
     for step in range(options.warm_up + options.steps):
-        tokens = torch.randint(0, options.vocab, (options.micro_batch, options.seq), generator=data)
         if world > 1:
             dist.barrier()
-        started = time.perf_counter()
+        started, began = time.perf_counter(), time.process_time()
         optimizer.zero_grad(set_to_none=True)
-        if options.sharded_vocab and options.tp > 1:
-            with loss_parallel():
-                logits = wrapped(tokens).logits[:, :-1]
-                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-                loss.backward()
-        else:
-            loss = wrapped(tokens, labels=tokens).loss
+        with loss_parallel() if options.sharded_vocab and options.tp > 1 else contextlib.nullcontext():
+            loss = torch.nn.functional.cross_entropy(wrapped(tokens).logits.flatten(0, 1), targets)
             loss.backward()
         if options.dp > 1 and options.tp > 1:
             average(parameters, mesh["dp"].get_group(), options.dp)
@@ -137,23 +154,30 @@ def train(rank: int, options: argparse.Namespace, address: str, port: int) -> No
         elif not options.no_clip:
             clip(parameters, mesh["tp"].get_group() if options.tp > 1 else None, 1.0)
         optimizer.step()
-        elapsed = time.perf_counter() - started
-        if world > 1:  # a step takes the time of its slowest rank
-            slowest = torch.tensor([elapsed])
+        elapsed, used = time.perf_counter() - started, time.process_time() - began
+        if world > 1:  # a step takes the time of its slowest rank, and the processor time of all
+            slowest, of_all = torch.tensor([elapsed]), torch.tensor([used])
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-            elapsed = slowest.item()
-        losses.append((loss.full_tensor() if isinstance(loss, DTensor) else loss).item())
+            dist.all_reduce(of_all)
+            elapsed, used = slowest.item(), of_all.item()
+        mean = (loss.full_tensor() if isinstance(loss, DTensor) else loss).detach().clone()
+        if world > 1:
+            dist.all_reduce(mean)
+        losses.append(mean.item() / world)
         if step >= options.warm_up:
             times.append(elapsed)
+            processor_times.append(used)
 
     if rank == 0:
         tokens_per_step = options.micro_batch * options.seq * options.dp
         shape = {name: getattr(options, name) for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab",
                                                            "seq", "micro_batch", "dp", "tp", "threads", "fsdp")}
-        print(json.dumps({"framework": f"torch {torch.__version__}", **shape,
+        print(json.dumps({"framework": f"torch {torch.__version__}, transformers {transformers.__version__}", **shape,
                           "tokens_per_second": round(tokens_per_step / min(times), 1),
                           "tokens_per_second_median": round(tokens_per_step / statistics.median(times), 1),
-                          "step_seconds": round(min(times), 6), "first_loss": losses[0], "last_loss": losses[-1]}))
+                          "tokens_per_processor_second": round(tokens_per_step / min(processor_times), 1),
+                          "tokens_per_processor_second_median": round(tokens_per_step / statistics.median(processor_times), 1),
+                          "step_seconds": round(min(times), 6), "losses": losses}))
     if world > 1:
         dist.barrier()
         dist.destroy_process_group()
