@@ -1,3 +1,4 @@
+// program: prices
 // The planner's formulas for a Llama agree with its layers, run on a counting device in a counting world.
 #include "plait/plan/dry_run.hpp"
 

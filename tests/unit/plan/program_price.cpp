@@ -1,3 +1,4 @@
+// program: prices
 // A user's model, the GPT-2 of the examples, is priced from its types: memory, bytes and time.
 #include "plait/plan/program_price.hpp"
 
