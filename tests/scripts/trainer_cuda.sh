@@ -99,7 +99,8 @@ stand_in=$BIN/../tests/train_llama_stand_in
 
 train cpu --mesh dp=2,tp=2 --sample 20 --held-out 0.001
 train cpu_all --mesh dp=2,tp=2 --sample 0
-trained_model=tiny-dots1
+sed 's/"vocab_size": 131/"vocab_size": 256/' "$SOURCE/tests/data/llama_dots1/config.json" >experts.json
+trained_model=experts.json
 experts="--expert-bias-rate 0.01 --balance-loss 0.01 --expert-limit 1.5 --sample 0"
 # shellcheck disable=SC2086
 train cpu_experts $experts --mesh dp=2,ep=2 --micro-batch 2
@@ -120,11 +121,9 @@ gpu="--device cuda --held-out 0.001"
   train gpu_pp --device cuda --mesh pp=2,cp=2,tp=2 --micro-batch 2 --sample 0 --recompute selective
   logs same cpu_all.jsonl gpu_pp.jsonl 1e-4
 
-  trained_model=tiny-dots1
+  trained_model=experts.json
   train gpu_experts $experts --device cuda --mesh ep=2,tp=2 --micro-batch 2
   logs same cpu_experts.jsonl gpu_experts.jsonl 1e-4
-  train gpu_padded $experts --device cuda --expert-rows padded --graph on --micro-batch 2
-  logs same cpu_experts.jsonl gpu_padded.jsonl 1e-4
   unset trained_model
 
   train gpu_apart $gpu --mesh dp=2,cp=2 --documents apart --end-of-document 10 --sample 5
@@ -220,6 +219,12 @@ PYTHON
   PLAIT_STAND_IN_DEVICES=4 train nccl_pp --device cuda --mesh pp=2,tp=2 --micro-batch 2 --backend nccl --sample 0
   logs same cpu_all.jsonl nccl_pp.jsonl 1e-4
   grep -q 'each step replayed as a graph' nccl_pp.out || fail "no graph: $(cat nccl_pp.out)"
+  trained_model=experts.json
+  PLAIT_STAND_IN_DEVICES=2 train nccl_padded $experts --device cuda --mesh ep=2 --micro-batch 4 --backend nccl \
+    --expert-rows padded
+  unset trained_model
+  logs same cpu_experts.jsonl nccl_padded.jsonl 1e-4
+  grep -q 'each step replayed as a graph' nccl_padded.out || fail "no graph: $(cat nccl_padded.out)"
 }
 
 PLAIT_STAND_IN_DEVICES=0 refused '--device cuda: there is no CUDA device here' "$stand_in"
@@ -238,7 +243,7 @@ PLAIT_STAND_IN_DEVICES=0 refused '--device cuda: there is no CUDA device here (n
   --backend nccl
 refused '--graph on with --trace or --timeline: a replayed step records no times; legal is --graph off' "$stand_in" --graph on \
   --trace trace.json
-refused '--graph on: a step with experts waits for their counts on the host, which a graph cannot replay; legal is --graph off' \
+refused '--graph on: a step with experts waits for their counts on the host, which a graph cannot replay; legal are --graph off and --expert-rows padded' \
   "$trainer" --model tiny-experts --graph on
 refused '--graph on: 2 ranks that share a GPU' "$stand_in" --mesh dp=2 --graph on
 refused '--mesh dp=65: 65 ranks; one GPU' "$stand_in" --mesh dp=65
