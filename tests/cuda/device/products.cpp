@@ -54,21 +54,31 @@ std::vector<float> expected(std::int64_t m) {
   return product{device, m}.run();
 }
 
+/// A matrix of `count` multiples of `step`.
+template <class T>
+buffer<cuda> filled(cuda& device, std::int64_t count, float step) {
+  std::vector<T> numbers(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = converted<T>(step * static_cast<float>(i % 7) - 1.0f);
+  auto out = make_buffer<T>(device, numbers.size());
+  device.upload(out.data(), numbers.data(), out.bytes(), device.main_stream());
+  return out;
+}
+template <class T>
+std::vector<float> read_floats(cuda& device, const buffer<cuda>& from) {
+  std::vector<T> out(from.bytes() / sizeof(T));
+  device.download(out.data(), from.data(), from.bytes(), device.main_stream());
+  std::vector<float> numbers;
+  for (const T& x : out) numbers.push_back(converted<float>(x));
+  return numbers;
+}
+
 /// Three products of 6, none and 11 rows of one buffer with a factor each, added to `c` [17, 16]. Without `by_rows`,
 /// products over those rows, added to `c` [3, 24, 16]. `in_one_call`: by `gemm_groups`, otherwise by `gemm`.
 template <class In, class Out>
 std::vector<float> run_groups(cuda& device, bool by_rows, bool in_one_call, std::int64_t shift = 0) {
   const std::int64_t n = 16, k = 24, rows[] = {6, 0, 11};
-  const auto filled = [&](std::int64_t count, float step, auto number) {
-    std::vector<decltype(number)> numbers(static_cast<std::size_t>(count));
-    for (std::size_t i = 0; i < numbers.size(); ++i)
-      numbers[i] = converted<decltype(number)>(step * static_cast<float>(i % 7) - 1.0f);
-    auto out = make_buffer<decltype(number)>(device, numbers.size());
-    device.upload(out.data(), numbers.data(), out.bytes(), device.main_stream());
-    return out;
-  };
-  const auto a = filled(17 * k + shift, 0.25f, In{}), b = filled((by_rows ? 3 * k : 17) * n, 0.5f, In{});
-  auto c = filled((by_rows ? 17 : 3 * k) * n, 1.0f, Out{});
+  const auto a = filled<In>(device, 17 * k + shift, 0.25f), b = filled<In>(device, (by_rows ? 3 * k : 17) * n, 0.5f);
+  auto c = filled<Out>(device, (by_rows ? 17 : 3 * k) * n, 1.0f);
   std::vector<gemm_group<In, Out>> groups;
   for (std::int64_t g = 0, at = 0; g < 3; at += rows[g++]) {
     const In* const from = a.template data<In>() + at * k + shift;
@@ -90,11 +100,7 @@ std::vector<float> run_groups(cuda& device, bool by_rows, bool in_one_call, std:
     for (const auto& [p, x, y, z] : groups)
       device.gemm(p.trans_a, p.trans_b, p.m, p.n, p.k, 1.0, x, p.lda, y, p.ldb, 1.0, z, p.ldc);
   }
-  std::vector<Out> out(c.bytes() / sizeof(Out));
-  device.download(out.data(), c.data(), c.bytes(), device.main_stream());
-  std::vector<float> numbers;
-  for (const Out& x : out) numbers.push_back(converted<float>(x));
-  return numbers;
+  return read_floats<Out>(device, c);
 }
 
 /// Checks that products of groups equal those of `gemm`; sums are exact. `calls`: the number of calls for several
@@ -138,16 +144,8 @@ void check_strided(const cuda::options& how, std::int64_t gap, int calls, bool c
   constexpr std::int64_t m = 5, n = 8, k = 12, count = 3;
   cuda device(how);
   const auto run = [&](bool together) {
-    const auto filled = [&](std::int64_t size, auto number) {
-      std::vector<decltype(number)> numbers(static_cast<std::size_t>(size));
-      for (std::size_t i = 0; i < numbers.size(); ++i)
-        numbers[i] = converted<decltype(number)>(0.25f * static_cast<float>(i % 9) - 1.0f);
-      auto out = make_buffer<decltype(number)>(device, numbers.size());
-      device.upload(out.data(), numbers.data(), out.bytes(), device.main_stream());
-      return out;
-    };
-    const auto a = filled(count * m * k + gap, In{}), b = filled(2 * count * k * n, In{});
-    auto c = filled(count * m * 2 * n, Out{});
+    const auto a = filled<In>(device, count * m * k + gap, 0.25f), b = filled<In>(device, 2 * count * k * n, 0.5f);
+    auto c = filled<Out>(device, count * m * 2 * n, 1.0f);
     std::vector<gemm_group<In, Out>> groups;
     for (const std::int64_t half : {0, 1})
       for (std::int64_t g = 0; g < count; ++g)
@@ -166,11 +164,7 @@ void check_strided(const cuda::options& how, std::int64_t gap, int calls, bool c
     } else {
       multiply();
     }
-    std::vector<Out> out(c.bytes() / sizeof(Out));
-    device.download(out.data(), c.data(), c.bytes(), device.main_stream());
-    std::vector<float> numbers;
-    for (const Out& x : out) numbers.push_back(converted<float>(x));
-    return numbers;
+    return read_floats<Out>(device, c);
   };
   const std::vector<float> expected = run(false);
 #ifdef PLAIT_CUDA_STAND_IN
