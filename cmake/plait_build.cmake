@@ -8,16 +8,12 @@ endif()
 find_program(PLAIT_CCACHE ccache)
 mark_as_advanced(PLAIT_CCACHE)
 if(PLAIT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Settings that ccache needs for precompiled headers, and for hits in another copy of the same sources.
+  # Settings that ccache needs for precompiled headers, and for hits in another copy of the same sources. It compares
+  # files, not preprocessed text, which saves a run of the preprocessor. And by text, a precompiled header with changed
+  # comments was a hit, but g++ recognizes included files by their bytes, and read that header twice. The namespace hides
+  # entries that were kept by text.
   set(plait_ccache "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros
-    "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1)
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # ccache compares files, not preprocessed text. By text, a precompiled header with changed comments was a hit. But
-    # g++ recognizes included files by their bytes, and read that header twice. The namespace hides entries that were
-    # kept by text.
-    list(APPEND plait_ccache CCACHE_DEPEND=1 CCACHE_NAMESPACE=plait)
-  endif()
-  list(APPEND plait_ccache "${PLAIT_CCACHE}")
+    "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1 CCACHE_NAMESPACE=plait "${PLAIT_CCACHE}")
   set(CMAKE_CXX_COMPILER_LAUNCHER ${plait_ccache})
 endif()
 

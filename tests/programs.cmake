@@ -12,8 +12,8 @@ function(plait_header_value result file key default)
   set(${result} "${value}" PARENT_SCOPE)
 endfunction()
 
-# The sources that name one program become one file in the build tree, which includes them. `result` has the files to
-# compile. plait_parts gives the sources of a file.
+# The sources that name one program become one file in the build tree, which includes them and has the extension of the
+# first. `result` has the files to compile. plait_parts gives the sources of a file.
 function(plait_join result folder)
   set(programs "")
   set(compiled "")
@@ -33,7 +33,9 @@ function(plait_join result folder)
       cmake_path(RELATIVE_PATH part BASE_DIRECTORY "${CMAKE_CURRENT_FUNCTION_LIST_DIR}" OUTPUT_VARIABLE within)
       string(APPEND text "#include \"${within}\"\n")  # does not depend on the folder of the tree, for compiler caches
     endforeach()
-    set(file "${PROJECT_BINARY_DIR}/joined/${folder}/${program}.cpp")
+    list(GET parts_of_${program} 0 first)
+    cmake_path(GET first EXTENSION extension)
+    set(file "${PROJECT_BINARY_DIR}/joined/${folder}/${program}${extension}")
     file(CONFIGURE OUTPUT "${file}" CONTENT "${text}" @ONLY)
     list(APPEND compiled "${file}")
     set_property(GLOBAL PROPERTY "plait_parts_of_${file}" ${parts_of_${program}})

@@ -4,9 +4,10 @@
 #   sh tests/run.sh            static assertions, texts of errors, units, parity on small meshes, examples, documents, and
 #                              the trainer: its log, its resumed runs, its errors
 #   sh tests/run.sh --all      also large meshes, kernels for GPUs on the CPU as a stand-in, nvcc if found, MPI, all
-#                              scripts of the trainer, benchmarks, consumers of plait, fuzzing. Address, undefined and
-#                              thread sanitizers (most units run only with these). g++: each header alone, static
-#                              assertions, texts of errors, the trainer of the first command, two parity tests
+#                              scripts of the trainer, benchmarks, consumers of plait, fuzzing, each header alone.
+#                              Address, undefined and thread sanitizers (most units run only with these). g++: all
+#                              headers, static assertions, texts of errors, the trainer of the first command, two parity
+#                              tests
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -55,7 +56,7 @@ failed=""
 if [ "$all" = yes ]; then
   say "g++: build and tests"
   cmake --preset gcc -DPLAIT_BUILD_BENCHMARKS=OFF >/dev/null
-  cmake --build build/gcc -j "$jobs" --target plait_static plait_headers train_llama parity_small parity_llama_meshes_float
+  cmake --build build/gcc -j "$jobs" --target plait_static headers_together train_llama parity_small parity_llama_meshes_float
   ctest --test-dir build/gcc -j "$tests_at_once" --output-on-failure --no-tests=error \
     -R '^(headers[.]together|parity[.](small_(llama|mailbox)|llama_meshes_float))$' || failed="$failed g++"
 

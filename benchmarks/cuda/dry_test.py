@@ -215,15 +215,18 @@ exit 1
         folder.mkdir()
         try:
             for name, text in (("launch", "echo '[doctest] test cases: 3 | 3 passed'"), ("attention", "echo none; exit 77"),
-                               ("zebra", "echo 'a.cpp:1:'; echo 'TEST CASE:  stripes'; exit 1"), ("memory", "exit 0")):
+                               ("zebra", "echo 'a.cpp:1:'; echo 'TEST CASE:  stripes'; exit 1"), ("memory", "exit 0"),
+                               ("two", "case $1 in --list*) echo 'filename=\"x/llama.cpp\"'; echo 'filename=\"x/one.cu\"' ;;"
+                                " *) echo \"[doctest] test cases: $1\" ;; esac")):
                 script(folder / f"cuda_{name}", f"#!/bin/sh\n{text}\n")
             done = self.run_script("tests")
         finally:
             shutil.rmtree(folder)
         self.assertEqual(done.returncode, 1)
         lines = [re.sub(r", \d+ s", "", line) for line in done.stdout.splitlines()]
-        expected_lines = ["passed launch: [doctest] test cases: 3 | 3 passed", "skipped attention: none", "FAILED zebra: exit code 1",
-                          "passed memory: "]
+        expected_lines = ["passed launch: [doctest] test cases: 3 | 3 passed", "skipped attention: none",
+                          "passed one: [doctest] test cases: --source-file=*/one.cu", "FAILED zebra: exit code 1",
+                          "passed llama: [doctest] test cases: --source-file=*/llama.cpp", "passed memory: "]
         self.assertEqual([line for line in lines if line in expected_lines], expected_lines)
         self.assertIn("stripes", (self.home / "out/test-zebra.log").read_text())
 

@@ -61,34 +61,35 @@ machine() {
   return $code
 }
 
-# Prints the names of the test programs. Basic tests come first, and those that may need all memory last.
-test_programs() {
+# Prints a name and a program for each file of tests, and the file if a program has several. A file that ends with a
+# fault of the GPU then costs no other. Basic tests come first, and those that may need all memory last.
+test_files() {
   first='launch kernel_elementwise kernel_norms kernel_losses kernel_embedding kernel_optimizer kernel_random attention'
-  last='training leaving_nccl llama memory'
+  last='checkpoint graph level_memory offload leaving_nccl llama memory'
   for program in "$build"/tests/cuda_*; do
     if [ ! -f "$program" ] || [ ! -x "$program" ]; then continue; fi
-    name=${program##*/cuda_}
-    case " $first $last " in
-      *" $name "*) ;;
-      *) rest="${rest:-} $name" ;;
-    esac
-  done
-  for name in $first ${rest:-} $last; do
-    if [ -x "$build/tests/cuda_$name" ]; then echo "$name"; fi
-  done
+    files=$("$program" --list-test-cases --reporters=xml 2>/dev/null | sed -n 's/.*filename="\([^"]*\)".*/\1/p' | sort -u)
+    if [ "$(printf '%s\n' "$files" | wc -l)" -lt 2 ]; then echo "${program##*/cuda_} $program"; continue; fi
+    for file in $files; do
+      name=${file##*/}
+      echo "${name%.*} $program */$name"
+    done
+  done | awk -v first="$first" -v last="$last" '
+    BEGIN {n = split(first, a); for (i in a) place[a[i]] = i - n - 1; m = split(last, b); for (i in b) place[b[i]] = i}
+    {print $1 in place ? place[$1] : 0, $0}' | sort -k1,1n -k2,2 | cut -d" " -f2-
 }
 
-# Runs every test program by itself, and prints a line for each.
+# Runs every file of tests by itself, and prints a line for each.
 tests() {
-  programs=$(test_programs)
-  if [ -z "$programs" ]; then
+  test_files >"$out/test-files"
+  if [ ! -s "$out/test-files" ]; then
     echo "no tests were built: doctest/doctest.h is missing (--headers), or they did not compile"
     return 1
   fi
   code=77
-  for name in $programs; do
+  while read -r name program file; do
     begun=$(date +%s)
-    timeout 150 "$build/tests/cuda_$name" >"$out/test-$name.log" 2>&1
+    timeout 150 "$program" ${file:+--source-file="$file"} >"$out/test-$name.log" 2>&1 </dev/null
     ended=$?
     text="$name, $(($(date +%s) - begun)) s"
     case "$ended" in
@@ -101,7 +102,7 @@ tests() {
         ;;
     esac
     keep
-  done
+  done <"$out/test-files"
   return $code
 }
 

@@ -52,10 +52,12 @@ echo '#include <cudnn_frontend.h>' | g++ -std=c++20 -fsyntax-only -I headers/inc
   fail "cuDNN's front end does not compile as headers.sh copies it"
 
 build() { cmake --build build --target "$@" >build.log 2>&1 || fail "$*: $(grep -A 8 -E 'error|FAILED' build.log | head -n 40)"; }
-# Builds two programs, and the objects of the largest tests: checkpoints, models, graphs. None links the cpu's
+# Builds two programs, and checks the code of the largest tests: checkpoints, models, graphs. None links the cpu's
 # libraries.
 build cuda_launch bench_cuda_collective
-build "$(ninja -C build -t targets all | sed -n 's/^\(tests.*joined.*training[.]cpp[.]o\):.*/\1/p' | head -n 1)"
+tests=$(ninja -C build -t targets all | sed -n 's/^\(tests.*joined.*training[.]cpp[.]o\):.*/\1/p' | head -n 1)
+check=$(ninja -C build -t commands -s "$tests")
+(cd build && sh -c "$check -fsyntax-only") >build.log 2>&1 || fail "$tests: $(grep -A 8 error build.log | head -n 40)"
 ldd build/bench_cuda_collective | grep -q libcudart || fail "the benchmark does not link with CUDA's run time"
 if [ -n "${real:-}" ]; then
   build cudnn_shapes

@@ -2,6 +2,7 @@
 # The trainer on GPUs: its errors, its plan and, on a GPU that the CPU stands in for, the losses of the CPU's trainer.
 # timeout: 420
 # runs: with --all
+TRAINER=  # the one that is built for GPUs, if nvcc is found
 . "$(dirname "$0")/lib/common.sh"
 
 # refused TEXT PROGRAM ARGUMENTS...: the message contains TEXT (a basic regular expression), and no file is left.

@@ -1,3 +1,4 @@
+// program: comm_over_nccl
 // The NCCL communicator: conformance, streams, memory, and how a lost rank ends the others. Runs with a stand-in for
 // NCCL, whose ranks share a GPU, or with NCCL and one rank for each GPU. Faults: tests/cuda/comm/comm_nccl_faults.cpp.
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// program: comm_over_nccl
 // Faults with NCCL: queries that fail, aborted communicators, lost ranks, and calls that would hang. Runs as
 // tests/cuda/comm/comm_nccl.cpp does.
 #include <doctest/doctest.h>

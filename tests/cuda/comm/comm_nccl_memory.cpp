@@ -1,3 +1,4 @@
+// program: comm_over_nccl
 // Memory for collectives: a device allocates from it, and NCCL registers it with every communicator of the rank.
 #include <doctest/doctest.h>
 

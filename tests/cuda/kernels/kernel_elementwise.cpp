@@ -1,3 +1,4 @@
+// program: kernels
 // races: bias*<float>
 #include <doctest/doctest.h>
 
@@ -15,7 +16,7 @@
 #include "plait/kernels/cuda/kernels.hpp"
 #include "plait/kernels/settings.hpp"
 
-namespace {
+namespace kernel_elementwise {  // files of one program may have helpers of the same name
 
 using namespace plait::test;
 using plait::bf16;
@@ -207,8 +208,6 @@ void check_box(const box& from, const box& to, const box& part, int64_t element,
              [&](auto& on, const void* a, void* b) { kernels::copy_box(on, a, from, b, to, part, element); });
 }
 
-}  // namespace
-
 TEST_CASE_TEMPLATE("arithmetic and activations on CUDA equal the processor's", T, float, double, bf16) {
   for (const int64_t n : {0, 1, 7, 64, 1000, 4097})
     for (const std::size_t lead : {0, 1}) check_elementwise<T>(n, lead);
@@ -299,3 +298,5 @@ TEST_CASE("boxes are copied on CUDA as on the processor") {
   check_box(six, corner, corner, 8, 0);
   check_box(corner, six, corner, 2, 0);
 }
+
+}  // namespace kernel_elementwise

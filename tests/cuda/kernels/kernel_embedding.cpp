@@ -1,3 +1,4 @@
+// program: kernels
 // races: looked-up*<float>
 #include <doctest/doctest.h>
 
@@ -11,7 +12,7 @@
 #include "plait/kernels/cpu/embedding.hpp"
 #include "plait/kernels/cuda/kernels.hpp"
 
-namespace {
+namespace kernel_embedding {  // files of one program may have helpers of the same name
 
 using namespace plait::test;
 using plait::bf16;
@@ -66,8 +67,6 @@ void check(const std::vector<int64_t>& ids, const table_part& part, std::size_t 
   CHECK(difference(dtable.read(), expected_gradient) < (sizeof(T) == 8 ? 1e-12 : 1e-5));
   CHECK(same_bits(dtable.raw(), again.raw()));
 }
-
-}  // namespace
 
 TEST_CASE_TEMPLATE("looked-up rows and their gradients equal the processor's", T, float, double, bf16) {
   for (const int64_t tokens : {0, 1, 37, 700}) {
@@ -162,3 +161,5 @@ TEST_CASE("the gradient of a recorded step equals that of a step without a graph
     CHECK(same_bits(recorded.raw(), at_once.raw()));
   }
 }
+
+}  // namespace kernel_embedding

@@ -1,3 +1,4 @@
+// program: kernels
 // Compares the kernels of mixtures of experts on a GPU with those of the cpu.
 #include <doctest/doctest.h>
 
@@ -14,7 +15,7 @@
 using namespace plait;
 using namespace plait::test;
 
-namespace {
+namespace kernel_experts {  // files of one program may have helpers of the same name
 
 using indices = std::vector<std::int32_t>;
 
@@ -156,8 +157,6 @@ void check_rows(std::int64_t width, std::size_t lead) {
   CHECK(difference(got.dweights, expected.dweights) < tolerance<S>);
 }
 
-}  // namespace
-
 TEST_CASE("the choice of experts with exact ties, its weights and their gradients") {
   check_choices<float, float>();
   check_choices<double, double>();
@@ -262,3 +261,5 @@ TEST_CASE_TEMPLATE("the values that routers keep change after a step that is not
   const values before = random_values<M>(experts, 1);
   CHECK((expected[2] == before && expected[3] == before));
 }
+
+}  // namespace kernel_experts

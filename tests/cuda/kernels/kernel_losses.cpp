@@ -1,3 +1,4 @@
+// program: kernels
 // races: *<float>*
 #include <doctest/doctest.h>
 
@@ -12,7 +13,7 @@
 #include "plait/kernels/cuda/kernels.hpp"
 #include "plait/kernels/settings.hpp"
 
-namespace {
+namespace kernel_losses {  // files of one program may have helpers of the same name
 
 using namespace plait::test;
 using plait::bf16;
@@ -128,8 +129,6 @@ void check(const problem& p, const cross_entropy_settings& s, bool one_pass, boo
   device.synchronize();
 }
 
-}  // namespace
-
 TEST_CASE_TEMPLATE("cross entropy equals the processor's for whole, split and padded vocabularies", T, float, double,
                    bf16) {
   const problem problems[] = {{0, 16, 16, 1},   {1, 1, 1, 1},    {5, 101, 101, 1},   {7, 128, 128, 1},
@@ -167,8 +166,8 @@ TEST_CASE("losses have the same bits in every run") {
       first = made.raw();
       first_gradient = d.raw();
     }
-    CHECK(same_bits(first, made.raw()));
-    CHECK(same_bits(first_gradient, d.raw()));
+    CHECK(plait::test::same_bits(first, made.raw()));
+    CHECK(plait::test::same_bits(first_gradient, d.raw()));
   }
 }
 
@@ -226,3 +225,5 @@ TEST_CASE("a target outside the vocabulary is reported when the host waits for t
                                                                  4, {10, 0, 10}, {-100, 0.1, 0.0}),
                        "cross_entropy_loss: label_smoothing needs sum_logits", plait::error);
 }
+
+}  // namespace kernel_losses

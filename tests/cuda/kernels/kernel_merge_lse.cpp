@@ -1,3 +1,4 @@
+// program: kernels
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -10,7 +11,7 @@
 #include "plait/kernels/cuda/kernels.hpp"
 #include "plait/kernels/settings.hpp"
 
-namespace {
+namespace kernel_merge_lse {  // files of one program may have helpers of the same name
 
 using namespace plait::test;
 using plait::bf16;
@@ -55,8 +56,6 @@ void check(int64_t batch, int64_t q_len, int64_t heads, int64_t head_dim, int64_
   device.synchronize();
 }
 
-}  // namespace
-
 TEST_CASE_TEMPLATE("merged attention equals the processor's", T, float, double, bf16) {
   check<T, T>(1, 0, 2, 8, 0);
   check<T, T>(1, 1, 1, 1, 0);
@@ -66,3 +65,5 @@ TEST_CASE_TEMPLATE("merged attention equals the processor's", T, float, double, 
 }
 
 TEST_CASE("float sums accept bf16 parts") { check<float, bf16>(2, 9, 4, 64, 8); }
+
+}  // namespace kernel_merge_lse

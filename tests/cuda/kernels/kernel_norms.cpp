@@ -1,3 +1,4 @@
+// program: kernels
 // races: *norm on CUDA equals the processor's<float>
 #include <doctest/doctest.h>
 
@@ -8,7 +9,7 @@
 #include "plait/kernels/cpu/norms.hpp"
 #include "plait/kernels/cuda/kernels.hpp"
 
-namespace {
+namespace kernel_norms {  // files of one program may have helpers of the same name
 
 using namespace plait::test;
 using plait::bf16;
@@ -100,11 +101,11 @@ void check_sum(cuda& device, const problem& p, const inputs<T>& in, number_array
   norm(expected.view(), nullptr, nullptr, y.data());
   const auto normalised = y.raw();
   norm(x.view(), addend.view(), sum.data(), y.data());
-  CHECK(same_bits(y.raw(), normalised));
-  CHECK(same_bits(sum.raw(), expected.raw()));
+  CHECK(plait::test::same_bits(y.raw(), normalised));
+  CHECK(plait::test::same_bits(sum.raw(), expected.raw()));
   norm(x.view(), addend.view(), x.data(), y.data());
-  CHECK(same_bits(y.raw(), normalised));
-  CHECK(same_bits(x.raw(), expected.raw()));
+  CHECK(plait::test::same_bits(y.raw(), normalised));
+  CHECK(plait::test::same_bits(x.raw(), expected.raw()));
 }
 
 template <class T>
@@ -140,8 +141,8 @@ void check_rms(const problem& p) {
   const auto first = dx.raw();
   kernels::norm_backward(device, x.view(), w.view(), dy.view(), nullptr, inverse.view(), dx.data(), again.data(),
                          nullptr, p.rows, p.columns, addend.view());
-  CHECK(same_bits(first, dx.raw()));
-  CHECK(same_bits(dw.raw(), again.raw()));
+  CHECK(plait::test::same_bits(first, dx.raw()));
+  CHECK(plait::test::same_bits(dw.raw(), again.raw()));
   kernels::norm_backward(device, x.view(), w.view(), dy.view(), nullptr, inverse.view(), static_cast<T*>(nullptr),
                          alone.data(), nullptr, p.rows, p.columns);
   CHECK(difference(alone.read(), sum_of(expected.dweight, ones)) < tolerance<G>);
@@ -300,8 +301,6 @@ void check_split_layer(const problem& p) {
   });
 }
 
-}  // namespace
-
 TEST_CASE_TEMPLATE("rms norm on CUDA equals the processor's", T, float, double, bf16) {
   for (const problem& p : problems) check_rms<T>(p);
 }
@@ -335,3 +334,5 @@ TEST_CASE("norms on CUDA of no rows do nothing") {
   device.synchronize();
   CHECK(dw.read() == values{1, 2, 3, 4});
 }
+
+}  // namespace kernel_norms

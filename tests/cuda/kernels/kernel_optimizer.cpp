@@ -1,3 +1,4 @@
+// program: kernels
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,7 +21,7 @@
 #include "plait/kernels/settings.hpp"
 #include "plait/kernels/sums.hpp"
 
-namespace {
+namespace kernel_optimizer {  // files of one program may have helpers of the same name
 
 using namespace plait::test;
 using plait::bf16;
@@ -237,8 +238,6 @@ clip_numbers clip_on_gpu(cuda& device, double squares, double limit) {
   return out.read()[0];
 }
 
-}  // namespace
-
 TEST_CASE("adamw equals the processor's, for many tensors in one launch") {
   cuda device;
   const adamw_settings settings{0.9, 0.95, 1e-8};
@@ -375,3 +374,5 @@ TEST_CASE_TEMPLATE("a skipped step changes nothing, for any gradients", T, float
     }
   }
 }
+
+}  // namespace kernel_optimizer

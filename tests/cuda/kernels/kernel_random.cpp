@@ -1,3 +1,4 @@
+// program: kernels
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -9,7 +10,7 @@
 #include "plait/kernels/cpu/random.hpp"
 #include "plait/kernels/cuda/kernels.hpp"
 
-namespace {
+namespace kernel_random {  // files of one program may have helpers of the same name
 
 using namespace plait::test;
 using plait::bf16;
@@ -44,8 +45,6 @@ values rounded(const values& x) {
   return y;
 }
 
-}  // namespace
-
 TEST_CASE_TEMPLATE("random numbers are those of the processor", T, float, double, bf16) {
   // A double on the border of two values of T may be rounded either way.
   constexpr double near = sizeof(T) == 8 ? 1e-15 : sizeof(T) == 4 ? 1e-7 : 1e-3;
@@ -71,7 +70,7 @@ TEST_CASE_TEMPLATE("random numbers are those of the processor", T, float, double
       CHECK(difference(y.read(), expected) < tolerance<T>);
       const std::vector<T> once = y.raw();
       plait::kernels::dropout_backward(device, from.view(), from.data(), part, seed, stream, 0.3);  // in place
-      CHECK(same_bits(from.raw(), once));
+      CHECK(plait::test::same_bits(from.raw(), once));
     }
   }
   device.synchronize();
@@ -84,3 +83,5 @@ TEST_CASE("dropout refuses values that are not probabilities") {
   CHECK_THROWS_WITH_AS(plait::kernels::dropout_forward(device, x.view(), x.data(), part, 1, 2, 1.0),
                        "dropout: p = 1, must be at least 0 and below 1", plait::error);
 }
+
+}  // namespace kernel_random

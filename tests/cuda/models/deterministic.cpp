@@ -1,5 +1,6 @@
 // Deterministic results on every layout of ranks that share a GPU: products by one algorithm, exact sums, attention in
 // chunks. In the stand-in every algorithm adds in a different order, and the heuristic's proposals depend on the sizes.
+// program: training
 // timeout: 240
 #include <doctest/doctest.h>
 
@@ -13,17 +14,17 @@ namespace {
 constexpr auto launch = [](int ranks, const cuda::options& device, auto&& body) {
   threads::run(ranks, device, [&](threads::communicator c, cuda& own) { body(c, own); });
 };
-outcome on_threads(const deterministic_layout& l, bool deterministic = true) {
+deterministic_result on_threads(const deterministic_layout& l, bool deterministic = true) {
   return train_deterministic(launch, l, deterministic);
 }
-outcome mixture_on_threads(const deterministic_layout& l, bool deterministic = true) {
+deterministic_result mixture_on_threads(const deterministic_layout& l, bool deterministic = true) {
   return train_deterministic_mixture(launch, l, deterministic);
 }
 }  // namespace
 
 TEST_CASE("one hash, loss and norm on every layout") {
   const different_orders unkind;
-  const outcome one = on_threads({});
+  const deterministic_result one = on_threads({});
   CHECK(one.norm > 0.1);
   CHECK(on_threads({1, 1, 1, 4}) == one);
   CHECK(on_threads({1, 1, 2, 2}) == one);
@@ -35,7 +36,7 @@ TEST_CASE("one hash, loss and norm on every layout") {
 
 TEST_CASE("one hash, loss and norm of a mixture of experts on every layout") {
   const different_orders unkind;
-  const outcome one = mixture_on_threads({});
+  const deterministic_result one = mixture_on_threads({});
   CHECK(one.norm > 0.1);
   CHECK(mixture_on_threads({.tp = 2, .microbatches = 2, .ep = 2}) == one);
   CHECK(mixture_on_threads({.dp = 2, .level = zero_level::parameters, .ep = 2}) == one);

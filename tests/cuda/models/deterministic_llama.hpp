@@ -38,10 +38,10 @@ struct deterministic_layout {
   std::int64_t ep = 1;
 };
 
-struct outcome {
+struct deterministic_result {
   std::uint64_t hash = 0;
   double loss = 0, norm = 0;
-  friend bool operator==(const outcome&, const outcome&) = default;
+  friend bool operator==(const deterministic_result&, const deterministic_result&) = default;
 };
 
 inline llama_config deterministic_config() {
@@ -54,9 +54,10 @@ inline llama_config deterministic_config() {
 /// Three steps of a small model in bf16 on ranks started by `launch(ranks, device options, body(communicator,
 /// device))`.
 template <class S, class Model, class Launch>
-outcome train_model(const Launch& launch, const mesh_shape& mesh, const llama_config& config,
-                    const llama_options& model_options, const deterministic_layout& l, bool deterministic) {
-  outcome all;
+deterministic_result train_model(const Launch& launch, const mesh_shape& mesh, const llama_config& config,
+                                 const llama_options& model_options, const deterministic_layout& l,
+                                 bool deterministic) {
+  deterministic_result all;
   launch(static_cast<int>(mesh.size()), cuda::options{.deterministic = deterministic}, [&](auto& c, cuda& device) {
     world ranks(mesh, c);
     const deterministic_leaves order = deterministic ? leaves_under<S>({2, 4, 4}, mesh) : deterministic_leaves{};
@@ -93,7 +94,8 @@ outcome train_model(const Launch& launch, const mesh_shape& mesh, const llama_co
 }
 
 template <class Launch>
-outcome train_deterministic(const Launch& launch, const deterministic_layout& l, bool deterministic = true) {
+deterministic_result train_deterministic(const Launch& launch, const deterministic_layout& l,
+                                         bool deterministic = true) {
   const strategy_type::mesh mesh{l.dp, l.cp, l.tp, 1};
   return train_model<strategy_type, llama<bf16, strategy_type, cuda>>(
       launch, mesh.shape(), deterministic_config(), {.attention = {.context = l.context}}, l, deterministic);
@@ -101,7 +103,8 @@ outcome train_deterministic(const Launch& launch, const deterministic_layout& l,
 
 /// A model with eight experts and a shared one, auxiliary losses and a limit of rows.
 template <class Launch>
-outcome train_deterministic_mixture(const Launch& launch, const deterministic_layout& l, bool deterministic = true) {
+deterministic_result train_deterministic_mixture(const Launch& launch, const deterministic_layout& l,
+                                                 bool deterministic = true) {
   const mixture_strategy_type::mesh mesh{l.dp, l.ep, l.cp, l.tp, 1};
   llama_config config = deterministic_config();
   config.mixture = {.experts = 8, .router = {.chosen = 3}, .shared_ffn = 64};

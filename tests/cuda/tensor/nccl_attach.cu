@@ -1,3 +1,4 @@
+// program: attached_nccl
 // A CUDA program's own communicator, stream and memory used by plait's layers, which own none of them and never wait.
 // Runs with a stand-in for NCCL, whose ranks share a GPU, or with NCCL and one rank for each GPU.
 #include <doctest/doctest.h>

@@ -1,3 +1,4 @@
+// program: attached_nccl
 // examples/cuda_mlp, a layer of attention and MLP: on any number of ranks the parallel program trains as the plain one
 // does.
 #include <cublas_v2.h>

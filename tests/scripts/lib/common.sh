@@ -2,7 +2,7 @@
 # it.
 
 . "$(dirname "$0")/lib/base.sh"
-trainer=$BIN/train_llama
+trainer=${TRAINER:-$BIN/train_llama}
 text=$SOURCE/examples/data/kjv.txt
 export PYTHONDONTWRITEBYTECODE=1
 

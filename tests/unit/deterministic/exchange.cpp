@@ -1,3 +1,4 @@
+// program: deterministic
 // Partial sums of ranks are exchanged and joined. The result has the bits of one rank with all leaves, for all
 // assignments of leaves and for all parts of the array. A missing leaf is an error.
 #include "plait/deterministic/exchange.hpp"
@@ -17,7 +18,7 @@
 
 using namespace plait;
 
-namespace {
+namespace deterministic_exchange_test {  // files of one program may have helpers of the same name
 
 constexpr std::int64_t elements = 7000;  // larger than one exchange of whole arrays with three ranks
 
@@ -92,8 +93,6 @@ void check(const owners& of, std::int64_t ranks) {
   for (const std::int64_t n : wrong) CHECK(n == 0);
 }
 
-}  // namespace
-
 TEST_CASE("leaves with terms in some rows only give the bits of whole leaves") {
   constexpr std::int64_t width = 70, rows = elements / width, leaves = 11;
   cpu device;
@@ -166,3 +165,5 @@ TEST_CASE("a rank without one of its leaves is found") {
                                     }),
                        doctest::Contains("a deterministic sum over 4 leaves is incomplete on this rank"), error);
 }
+
+}  // namespace deterministic_exchange_test

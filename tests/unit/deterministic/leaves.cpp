@@ -1,3 +1,4 @@
+// program: deterministic
 // The leaves of tokens: on each mesh every leaf has exactly one owner and the same tokens, for every order of the
 // sequence and every number of microbatches. Leaves that ranks cannot divide are refused.
 #include "plait/deterministic/leaves.hpp"
@@ -16,7 +17,7 @@
 
 using namespace plait;
 
-namespace {
+namespace deterministic_leaves_test {  // files of one program may have helpers of the same name
 
 using three = plait::mesh<axis<dp>, axis<cp>, axis<tp>>;
 using text = spec<shard<batch, dp>, shard<seq, cp, tp>>;
@@ -76,8 +77,6 @@ void check(const three& m, std::int64_t microbatches, token_grain grain, blocks 
   CHECK(here.owners.size() == one.tokens.size());
   for (const auto& [leaf, times] : here.owners) CHECK(times == 1);
 }
-
-}  // namespace
 
 TEST_CASE("leaves have the same tokens on every mesh") {
   for (const token_grain grain : {token_grain::coarse, token_grain::fine})
@@ -162,3 +161,5 @@ TEST_CASE("leaves that the ranks cannot divide are refused, with the field and v
       make(three{1, 1, 1}, {4, 2, 4}, layout_v<text>).of_microbatch(0, 4),
       doctest::Contains("ranks have multiples of 8 in a microbatch; legal are multiples of 4 that divide 32"), error);
 }
+
+}  // namespace deterministic_leaves_test

@@ -1,3 +1,4 @@
+// program: deterministic
 // The tree over the leaves of a deterministic sum: its result does not depend on the order of insertion, and its roots
 // are as few as possible.
 #include <doctest/doctest.h>
@@ -12,7 +13,7 @@
 
 using namespace plait;
 
-namespace {
+namespace deterministic_tree_test {  // files of one program may have helpers of the same name
 /// The order in which a tree adds its leaves, in brackets.
 std::string sum_of(const std::vector<std::int64_t>& order, std::int64_t leaves) {
   leaf_tree<std::string> tree(leaves);
@@ -23,7 +24,6 @@ std::string sum_of(const std::vector<std::int64_t>& order, std::int64_t leaves) 
   CHECK(tree.complete() == (static_cast<std::int64_t>(order.size()) == leaves));
   return all;
 }
-}  // namespace
 
 TEST_CASE("leaves form one tree, in any order of insertion") {
   CHECK(sum_of({0, 1, 2, 3}, 4) == "((0 1) (2 3))");
@@ -58,3 +58,5 @@ TEST_CASE("a leaf that is added twice is refused") {
   CHECK_THROWS_WITH_AS(tree.insert({0, 1}, 0, add), "leaf 1 of 4 is added to a deterministic sum twice", error);
   CHECK_THROWS_WITH_AS(leaf_tree<int>(0), "a sum over 0 leaves; at least 1", error);
 }
+
+}  // namespace deterministic_tree_test

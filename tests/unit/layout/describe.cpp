@@ -1,3 +1,4 @@
+// program: layout_plans
 #include <doctest/doctest.h>
 
 #include "plait/layout/check.hpp"

@@ -1,3 +1,4 @@
+// program: layout_plans
 #include <doctest/doctest.h>
 
 #include "plait/layout/check.hpp"
@@ -8,14 +9,12 @@
 using namespace plait;
 using namespace plait::test;
 
-namespace {
+namespace layout_duality {  // files of one program may have helpers of the same name
 
 struct row : dim_tag<"row"> {};
 struct inner : dim_tag<"inner"> {};
 struct column : dim_tag<"column"> {};
 const dim_id m = dim_of<row>, k = dim_of<inner>, n = dim_of<column>;
-
-}  // namespace
 
 TEST_CASE("the dual of the dual is the value") {
   for (const layout& a : all_layouts({m, n}, make_mesh({2, 2, 2}))) {
@@ -55,3 +54,5 @@ TEST_CASE("planning between layouts that do not divide ends, with a verdict or a
           make_plan(a, b, make_mesh({dynamic, dynamic}), odd).verdict.ok());  // no extent that a size could contradict
     }
 }
+
+}  // namespace layout_duality

@@ -1,9 +1,10 @@
+// program: layout_oracles
 #include "support/oracle.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
-namespace {
+namespace layout_oracle_attend {  // files of one program may have helpers of the same name
 
 struct line : dim_tag<"line"> {};
 const dim_id b = dim_of<line>, s = dim_of<seq>, h = dim_of<heads>, kv = dim_of<kv_heads>, d = dim_of<head_dim>;
@@ -162,8 +163,6 @@ void check_attention(std::initializer_list<std::int64_t> extents, bool lines, st
   oracle(op, w).run();
 }
 
-}  // namespace
-
 TEST_CASE("attention on one axis") {
   for (std::int64_t extent : {2, 3})
     for (std::int64_t heads_per_kv : {1, 2}) check_attention({extent}, true, heads_per_kv);
@@ -171,3 +170,5 @@ TEST_CASE("attention on one axis") {
 TEST_CASE("attention on two axes, as many kv heads as heads") { check_attention({2, 2}, false, 1); }
 TEST_CASE("attention on two axes, grouped") { check_attention({2, 2}, false, 2); }
 TEST_CASE("attention on two axes of different extents") { check_attention({2, 3}, false, 1); }
+
+}  // namespace layout_oracle_attend

@@ -1,9 +1,10 @@
+// program: layout_oracles
 #include "support/oracle.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
-namespace {
+namespace layout_oracle_contract {  // files of one program may have helpers of the same name
 
 struct row : dim_tag<"row"> {};
 struct inner : dim_tag<"inner"> {};
@@ -22,8 +23,6 @@ operation contraction(std::string text, std::vector<dim_id> a, std::vector<dim_i
   };
   return op;
 }
-
-}  // namespace
 
 TEST_CASE("matrix product, the transposed weight of a linear") {
   check_rule(contraction("[m k][n k] -> [m n]", {m, k}, {n, k}, {m, n}), {m, n, k});
@@ -47,3 +46,5 @@ TEST_CASE("batched matrix product") {
   const operation op = contraction("[g m k][g k] -> [g m]", {g, m, k}, {g, k}, {g, m});
   check_rule(op, {g, m, k});
 }
+
+}  // namespace layout_oracle_contract

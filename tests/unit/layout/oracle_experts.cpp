@@ -1,10 +1,11 @@
+// program: layout_oracles
 #include "plait/layout/experts.hpp"
 #include "support/oracle.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
-namespace {
+namespace layout_oracle_experts {  // files of one program may have helpers of the same name
 
 struct token : dim_tag<"token"> {};
 struct width : dim_tag<"width"> {};
@@ -47,11 +48,11 @@ operation mixture(std::string text, std::vector<dim_id> weight, std::vector<dim_
   return op;
 }
 
-}  // namespace
-
 TEST_CASE("experts that scale their rows") {
   check_rule(mixture("[t h][e h][t] -> [t h]", {dims.experts, h}, {t, h}), {t, h, dims.experts});
 }
 TEST_CASE("experts that multiply their rows by a matrix") {
   check_rule(mixture("[t h][e f h][t] -> [t f]", {dims.experts, f, h}, {t, f}), {t, h, f, dims.experts}, false);
 }
+
+}  // namespace layout_oracle_experts

@@ -1,9 +1,10 @@
+// program: layout_oracles
 #include "support/oracle.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
-namespace {
+namespace layout_oracle_lookup {  // files of one program may have helpers of the same name
 
 struct row : dim_tag<"row"> {};
 struct column : dim_tag<"column"> {};
@@ -156,8 +157,6 @@ void check_indexed(operation op, std::initializer_list<dim_id> dims) {
   }
 }
 
-}  // namespace
-
 TEST_CASE("lookup of a vector of ids") { check_indexed(lookup_of({rows, n}, {t}), {rows, n, t}); }
 TEST_CASE("lookup of a matrix of ids") { check_indexed(lookup_of({rows, n}, {b, t}), {rows, n, b, t}); }
 TEST_CASE("lookup in a table with rows last") { check_indexed(lookup_of({n, rows}, {t}), {rows, n, t}); }
@@ -165,3 +164,5 @@ TEST_CASE("cross-entropy over classes that may be sharded") {
   check_indexed(cross_entropy_of({t, rows}), {t, rows});
   check_indexed(cross_entropy_of({b, t, rows}), {b, t, rows});
 }
+
+}  // namespace layout_oracle_lookup

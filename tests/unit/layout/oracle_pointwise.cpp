@@ -1,9 +1,10 @@
+// program: layout_oracles
 #include "support/oracle.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
-namespace {
+namespace layout_oracle_pointwise {  // files of one program may have helpers of the same name
 
 struct row : dim_tag<"row"> {};
 struct column : dim_tag<"column"> {};
@@ -52,8 +53,6 @@ void check_all(std::vector<std::vector<dim_id>> operands, bool two_axes = true) 
     check_rule(elementwise(how, operands), {m, n}, two_axes);
 }
 
-}  // namespace
-
 TEST_CASE("one operand") { check_all({{m, n}}); }
 TEST_CASE("two operands of equal dims") { check_all({{m, n}, {m, n}}); }
 TEST_CASE("two operands, dims in another order") { check_all({{m, n}, {n, m}}); }
@@ -76,3 +75,5 @@ TEST_CASE("an operand that occurs twice is not an exception") {
   CHECK(contract(pending, pending, {}).verdict.code == layout_error::partial_times_partial);
   CHECK(attend(pending, pending, pending, {m, m, m}).verdict.code == layout_error::partial_nonlinear);
 }
+
+}  // namespace layout_oracle_pointwise

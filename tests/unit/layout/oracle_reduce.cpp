@@ -1,9 +1,10 @@
+// program: layout_oracles
 #include "support/oracle.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
-namespace {
+namespace layout_oracle_reduce {  // files of one program may have helpers of the same name
 
 struct row : dim_tag<"row"> {};
 struct column : dim_tag<"column"> {};
@@ -132,8 +133,6 @@ operation statistical(std::string text, std::vector<std::vector<dim_id>> operand
   return op;
 }
 
-}  // namespace
-
 TEST_CASE("sum over a dim") {
   check_rule(sum_over({m, n}, m), {m, n});
   check_rule(sum_over({m, n}, n), {m, n});
@@ -154,3 +153,5 @@ TEST_CASE("a norm with a weight over a dim that may be sharded") {
   check_rule(statistical("norm", {{m, n}, {n}}, m), {m, n});
   check_rule(statistical("norm", {{g, m, n}, {n}}, n), {g, m, n});
 }
+
+}  // namespace layout_oracle_reduce

@@ -1,3 +1,4 @@
+// program: layout_plans
 #include <doctest/doctest.h>
 
 #include "plait/layout/check.hpp"
@@ -7,7 +8,7 @@
 using namespace plait;
 using namespace plait::test;
 
-namespace {
+namespace layout_plan_adjoint {  // files of one program may have helpers of the same name
 
 struct row : dim_tag<"row"> {};
 struct column : dim_tag<"column"> {};
@@ -98,8 +99,6 @@ world make_world(std::initializer_list<std::int64_t> extents, std::int64_t rows,
   return w;
 }
 
-}  // namespace
-
 TEST_CASE("every pair of layouts on one axis: value, adjoint and bytes") {
   laboratory(make_world({2}, 2, 4)).check_all_pairs();
   laboratory(make_world({3}, 6, 3)).check_all_pairs();
@@ -123,3 +122,5 @@ TEST_CASE("plans made without extents, on three axes") {
   laboratory(make_world({3, 2, 2}, 12, 12)).check_plans_made_early(2000);
   laboratory(make_world({2, 4, 2}, 16, 16)).check_plans_made_early(500);
 }
+
+}  // namespace layout_plan_adjoint

@@ -1,3 +1,4 @@
+// program: layout_plans
 #include <doctest/doctest.h>
 
 #include <limits>
@@ -10,7 +11,7 @@
 using namespace plait;
 using namespace plait::test;
 
-namespace {
+namespace layout_plan_optimal {  // files of one program may have helpers of the same name
 
 struct row : dim_tag<"row"> {};
 struct column : dim_tag<"column"> {};
@@ -163,8 +164,6 @@ void check_optimal(const std::vector<dim_id>& dims, const world& w) {
   CHECK(broken == 0);
 }
 
-}  // namespace
-
 TEST_CASE("plans have the fewest bytes: two dims, two axes") {
   check_optimal(two, make_world({2, 2}, {4, 4}));
   check_optimal(two, make_world({2, 3}, {6, 12}));
@@ -193,3 +192,5 @@ TEST_CASE("plans have the fewest bytes: random pairs of two dims on three axes")
   }
   CHECK(wrong == 0);
 }
+
+}  // namespace layout_plan_optimal

@@ -1,3 +1,4 @@
+// program: layout_plans
 #include <doctest/doctest.h>
 
 #include "plait/layout/check.hpp"
@@ -6,7 +7,7 @@
 
 using namespace plait;
 
-namespace {
+namespace layout_plan_transitions {  // files of one program may have helpers of the same name
 
 struct row : dim_tag<"row"> {};
 struct column : dim_tag<"column"> {};
@@ -36,8 +37,6 @@ void stays() {
   CHECK(make_plan(layout_v<Spec>, layout_v<Spec>).steps.empty());
   CHECK(mirror(make_plan(layout_v<Spec>, layout_v<Spec>)).steps.empty());
 }
-
-}  // namespace
 
 TEST_CASE("the sixteen transitions of one axis") {
   stays<I>();
@@ -78,3 +77,5 @@ TEST_CASE("a plan names the axes it communicates over") {
                            layout_v<spec<row, shard<column, dp>, replicate<tp>>>);
   CHECK(describe(p.communicating_axes()) == "tp");
 }
+
+}  // namespace layout_plan_transitions

@@ -1,33 +1,34 @@
-// timeout: 300
+// program: training
+// timeout: 600
 // A whole Llama step on the GPU: in float it equals the CPU's, in bf16 it is near it, and ranks that share the GPU have
 // the results of one rank.
+#include <doctest/doctest.h>
+
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/schedule/generators.hpp"
 #include "support/llama_parity.hpp"
 #include "support/pipeline_parity.hpp"
 
-namespace plait::test {
-
-/// The scenario on one rank of the cpu with megatron_sp: in llama_reference.cpp, which nvcc does not compile.
-rank_outcome train_on_cpu(const scenario& s);
-
-}  // namespace plait::test
-
 using namespace plait;
 using namespace plait::test;
 
-namespace {
+namespace llama_on_gpu {  // files of one program may have helpers of the same name
 
-template <class Precision, strategy S>
+template <class Precision = float>
+rank_outcome train_on_cpu(const scenario& s) {
+  return train_one<Precision, megatron_sp>(s);
+}
+
+template <class Precision>
 std::vector<rank_outcome> train_on_gpu(const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks,
                                        std::int64_t cp_ranks = 1) {
   const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
-  const typename S::mesh mesh{dp_ranks, cp_ranks, split.tp, split.tp_rep};
+  const megatron_sp::mesh mesh{dp_ranks, cp_ranks, split.tp, split.tp_rep};
   std::vector<rank_outcome> all(static_cast<std::size_t>(mesh.size()));
   threads::run(static_cast<int>(mesh.size()), cuda::options{}, [&](threads::communicator c, cuda& device) {
     world ranks(mesh.shape(), c);
-    all[static_cast<std::size_t>(ranks.rank())] = train_rank<Precision, S>(s, ranks, device);
+    all[static_cast<std::size_t>(ranks.rank())] = train_rank<Precision, megatron_sp>(s, ranks, device);
   });
   return all;
 }
@@ -52,11 +53,31 @@ double largest_difference(const std::vector<named_values>& a, const std::vector<
   return most;
 }
 
-}  // namespace
+using narrow = bf16_gradients_float_masters;
+
+scenario narrow_scenario(optimizer_options optimizer) {
+  scenario s{small_config(4, 2)};
+  s.config.hidden = 32, s.config.head_dim = 8, s.config.ffn = 64, s.config.layers = 1;
+  s.batch = 8, s.microbatches = 2, s.steps = 2;
+  s.optimizer = optimizer;
+  return s;
+}
+
+/// Both round activations and gradients to bf16 about ten times; master weights keep exact updates.
+void check_near(const rank_outcome& expected, const rank_outcome& got) {
+  REQUIRE(got.steps.size() == expected.steps.size());
+  for (std::size_t i = 0; i < expected.steps.size(); ++i) {
+    CHECK(got.steps[i].loss == doctest::Approx(expected.steps[i].loss).epsilon(1e-3));
+    CHECK(got.steps[i].gradient_norm == doctest::Approx(expected.steps[i].gradient_norm).epsilon(1e-2));
+  }
+  check_tensors(got.initial, expected.initial, 1e-6, "initial value");
+  check_tensors(got.first_gradients, expected.first_gradients, 2e-2, "gradient of the first step");
+  check_tensors(got.weights, expected.weights, 2e-2, "weight after the last step");
+}
 
 TEST_CASE("in float a step on the GPU equals the CPU's") {
   const scenario s = small_scenario();
-  const rank_outcome expected = train_on_cpu(s), got = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
+  const rank_outcome expected = train_on_cpu(s), got = std::move(train_on_gpu<float>(s, 1, 1)[0]);
   for (std::size_t i = 0; i < expected.steps.size(); ++i) {
     CHECK(got.steps[i].tokens == expected.steps[i].tokens);
     CHECK(got.steps[i].loss == doctest::Approx(expected.steps[i].loss).epsilon(1e-5));
@@ -72,20 +93,20 @@ TEST_CASE("in float a step with Muon equals the CPU's, also on ranks that share 
   scenario s = small_scenario();
   s.optimizer = muon_options{};
   s.steps = 2;
-  const rank_outcome expected = train_on_cpu(s), one = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
+  const rank_outcome expected = train_on_cpu(s), one = std::move(train_on_gpu<float>(s, 1, 1)[0]);
   CHECK(largest_difference(one.weights, expected.weights) < 1e-5);
-  for (const rank_outcome& r : train_on_gpu<float, megatron_sp>(s, 2, 2)) {
+  for (const rank_outcome& r : train_on_gpu<float>(s, 2, 2)) {
     check_parity(one, r, 1e-5);
     CHECK(compare_ledgers(r.measured, r.predicted, true).text() == "");
   }
-  const rank_outcome half = std::move(train_on_gpu<bf16, megatron_sp>(s, 1, 2)[0]);
+  const rank_outcome half = std::move(train_on_gpu<bf16>(s, 1, 2)[0]);
   CHECK(half.steps.back().loss == doctest::Approx(expected.steps.back().loss).epsilon(1e-2));
   CHECK(largest_difference(half.weights, expected.weights) < 2e-2);
 }
 
 TEST_CASE("in bf16 a step is near the float one, with master weights in float") {
   const scenario s = small_scenario();
-  const rank_outcome expected = train_on_cpu(s), got = std::move(train_on_gpu<bf16, megatron_sp>(s, 1, 1)[0]);
+  const rank_outcome expected = train_on_cpu(s), got = std::move(train_on_gpu<bf16>(s, 1, 1)[0]);
   for (std::size_t i = 0; i < expected.steps.size(); ++i) {
     CHECK(got.steps[i].loss == doctest::Approx(expected.steps[i].loss).epsilon(1e-2));
     CHECK(got.steps[i].gradient_norm == doctest::Approx(expected.steps[i].gradient_norm).epsilon(2e-2));
@@ -97,11 +118,11 @@ TEST_CASE("in bf16 a step is near the float one, with master weights in float") 
 
 TEST_CASE("ranks that share a GPU have the results of one rank") {
   const scenario s = small_scenario();
-  const rank_outcome one = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
+  const rank_outcome one = std::move(train_on_gpu<float>(s, 1, 1)[0]);
   for (const std::int64_t ranks : {2, 4, 8})
     for (std::int64_t tp_ranks = 1; tp_ranks <= ranks; tp_ranks *= 2) {
       INFO("dp=" << ranks / tp_ranks << " tp=" << tp_ranks);
-      for (const rank_outcome& r : train_on_gpu<float, megatron_sp>(s, ranks / tp_ranks, tp_ranks)) {
+      for (const rank_outcome& r : train_on_gpu<float>(s, ranks / tp_ranks, tp_ranks)) {
         check_parity(one, r, 1e-5);
         CHECK(compare_ledgers(r.measured, r.predicted, true).text() == "");
         CHECK(r.saved_measured == r.saved_predicted);
@@ -112,13 +133,13 @@ TEST_CASE("ranks that share a GPU have the results of one rank") {
 TEST_CASE("ranks that share a sequence have the results of one rank") {
   scenario s = small_scenario();
   s.config.layers = 1, s.batch = 4, s.microbatches = 1, s.steps = 1;
-  const rank_outcome one = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
-  for (const rank_outcome& r : train_on_gpu<float, megatron_sp>(s, 1, 2, 2)) {
+  const rank_outcome one = std::move(train_on_gpu<float>(s, 1, 1)[0]);
+  for (const rank_outcome& r : train_on_gpu<float>(s, 1, 2, 2)) {
     check_parity(one, r, 1e-5);
     CHECK(compare_ledgers(r.measured, r.predicted, true).text() == "");
     CHECK(r.saved_measured == r.saved_predicted);
   }
-  const rank_outcome half = std::move(train_on_gpu<bf16, megatron_sp>(s, 1, 1, 4)[0]);
+  const rank_outcome half = std::move(train_on_gpu<bf16>(s, 1, 1, 4)[0]);
   for (std::size_t i = 0; i < one.steps.size(); ++i)
     CHECK(half.steps[i].loss == doctest::Approx(one.steps[i].loss).epsilon(1e-2));
   CHECK(largest_difference(half.first_gradients, one.first_gradients) < 2e-2);
@@ -129,11 +150,47 @@ TEST_CASE("stages of a pipeline have the results of one rank") {
   scenario s = small_scenario();
   s.config.layers = 3, s.microbatches = 4, s.steps = 2;
   s.config.tie_embeddings = true;
-  const rank_outcome one = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
+  const rank_outcome one = std::move(train_on_gpu<float>(s, 1, 1)[0]);
   const auto launch = [](int ranks, auto&& body) { threads::run(ranks, cuda::options{}, body); };
   check_pipeline_on<float, megatron_sp>(launch, s, one, {1, 2, 2}, make_schedule<one_f_one_b>(2, 4), 1e-5);
   check_pipeline_on<float, megatron_sp>(launch, s, one, {2, 3, 1}, make_schedule<zb_h1>(3, 4), 1e-5);
   s.config.layers = 4;
-  const rank_outcome four = std::move(train_on_gpu<float, megatron_sp>(s, 1, 1)[0]);
+  const rank_outcome four = std::move(train_on_gpu<float>(s, 1, 1)[0]);
   check_pipeline_on<float, megatron_sp>(launch, s, four, {1, 2, 1}, make_schedule<zb_v>(2, 4), 1e-5);
 }
+
+TEST_CASE("every optimizer trains with gradients in bf16 on a GPU as on the processor") {
+  const optimizer_options all[] = {adamw_options{}, adamw_options{.moments = moment_type::bf16},
+                                   adamw_options{.moments = moment_type::int8}, muon_options{},
+                                   muon_options{.adamw = {.moments = moment_type::bf16}}};
+  for (const optimizer_options& optimizer : all) {
+    CAPTURE(optimizer.index());
+    const scenario s = narrow_scenario(optimizer);
+    const rank_outcome got = std::move(train_on_gpu<narrow>(s, 1, 1)[0]);
+    check_near(train_on_cpu<narrow>(s), got);
+    CHECK(got.saved_measured == got.saved_predicted);
+    std::size_t in_bf16 = 0;
+    for (const named_values& gradient : got.first_gradients)
+      for (const double value : gradient.values) in_bf16 += converted<double>(converted<bf16>(value)) == value;
+    std::size_t elements = 0;
+    for (const named_values& gradient : got.first_gradients) elements += gradient.values.size();
+    CHECK(in_bf16 == elements);
+  }
+}
+
+TEST_CASE("ranks that sum bf16 gradients in bf16 or in float train as one rank") {
+  scenario s = narrow_scenario(adamw_options{.moments = moment_type::bf16});
+  const rank_outcome expected = train_on_cpu<narrow>(s);
+  for (const gradient_wire wire : {gradient_wire::full, gradient_wire::f32}) {
+    s.parallel.wire = wire;
+    for (const zero_level level : {zero_level::replicated, zero_level::gradients}) {
+      s.parallel.parallel.level = level;
+      for (const rank_outcome& r : train_on_gpu<narrow>(s, 2, 2)) {
+        check_near(expected, r);
+        CHECK(compare_ledgers(r.measured, r.predicted, true).text() == "");
+      }
+    }
+  }
+}
+
+}  // namespace llama_on_gpu
