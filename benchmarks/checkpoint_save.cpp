@@ -125,7 +125,7 @@ struct times {
 
 int main(int argc, char** argv) {
   std::int64_t megabytes = 768, rounds = 5;
-  std::string directory = "build/benchmark-checkpoint", json, io = "auto";
+  std::string directory = "build", json, io = "auto";
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
     if (option == "--megabytes")
@@ -144,6 +144,7 @@ int main(int argc, char** argv) {
       return std::fprintf(stderr, "unknown option %s\n", argv[i]), 2;
   }
   const std::int64_t matrices = std::max<std::int64_t>(1, megabytes * (1 << 20) / (rows * columns * 4));
+  directory += "/benchmark-checkpoint";  // a folder of its own, because it is removed
   std::filesystem::remove_all(directory);
   std::filesystem::create_directories(directory + "/raw");
   times t;

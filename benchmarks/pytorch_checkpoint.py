@@ -81,7 +81,8 @@ def work(rank, directory, rows, count, rounds, answer):
 
 
 if __name__ == "__main__":
-    where, megabytes, repeats = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    # A folder of its own, because it is removed.
+    where, megabytes, repeats = os.path.join(sys.argv[1], "pytorch"), int(sys.argv[2]), int(sys.argv[3])
     height = int(sys.argv[4]) if len(sys.argv) > 4 else 1024
     shutil.rmtree(where, ignore_errors=True)
     os.makedirs(where)

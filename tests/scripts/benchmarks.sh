@@ -34,7 +34,9 @@ round 0 'zero1 +0[.][0-9]+$' "$BIN/bench_step_limit" --computing-us 500000 --byt
 round 2 'given together' "$BIN/bench_step_limit" --computing-us 500000
 round 0 'pp=2 cp=2 tp=2 zb_h1' "$BIN/bench_four_axes" --hidden 256 --layers 4 --seq 64 --microbatches 4 --rounds 1
 round 0 'one hash: yes; bytes as predicted: yes' "$BIN/bench_deterministic" --hidden 256 --layers 2 --seq 64 --rounds 1
+touch "$work/other"
 round 1 'of the disk|disk' "$BIN/bench_checkpoint_save" --megabytes 8 --rounds 1 --directory "$work"
+[ "$(ls "$work")" = other ] || fail "bench_checkpoint_save: other files than before are in its folder: $(ls "$work")"
 round 0 'zero3 +rank 16383: .* boxes' "$BIN/bench_checkpoint_plan" --rounds 1 --writers 100
 round 0 '[0-9]' "$BIN/bench_schedule" --ranks 4 --microbatches 8 --chunks 2 --rounds 1
 if [ -x "$BIN/bench_planner" ]; then
