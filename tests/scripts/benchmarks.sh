@@ -16,7 +16,7 @@ round() {
   echo "$out" | grep -Eq "$pattern" || fail "$* lacks '$pattern': $out"
 }
 
-round 0 'loss in 32 chunks' "$BIN/bench_step_vs_gemm" --hidden 512 --seq 32 --sequences 1 --vocab 4096 --rounds 1
+round 0 'loss in 32 chunks' "$BIN/bench_step_vs_gemm" --hidden 128 --seq 32 --sequences 1 --vocab 4096 --rounds 1
 round 0 'tp=2.* are equal in every bit' "$BIN/bench_typed_vs_raw" --hidden 128 --seq 32 --sequences 1 --rounds 2
 round 0 '^[0-9.]+$' "$BIN/bench_all_reduce_threads" 2 65536
 if [ -x "$BIN/bench_all_reduce_mpi" ]; then
