@@ -116,6 +116,120 @@ concept pipeline_stages =
 
 namespace detail {
 
+/// The tensor of a message: `count` elements.
+struct message_elements {
+  void* data = nullptr;
+  std::size_t count = 0;
+  dtype type{};
+};
+
+/// The stages of a run and their tensors, without their types: the executor's code is compiled once for all models. A
+/// slot is one microbatch of one chunk, and keeps what its passes and messages need.
+template <class Device>
+class stage_slots {
+ public:
+  /// Runs a pass on the tensors of `slot`. The result stays there.
+  virtual void forward(int slot, const action& a, bool keeps) = 0;
+  virtual void backward(int slot, const action& a, weight_work* deferred) = 0;
+  /// Releases the values that a forward pass has kept.
+  virtual void release_kept(int slot) = 0;
+  /// Moves a result to the next stage on this rank.
+  virtual void move_result(transfer_kind kind, int from, int to) = 0;
+  virtual message_elements result(transfer_kind kind, int slot) = 0;
+  virtual void release_result(transfer_kind kind, int slot) = 0;
+  /// Allocates the tensor that a message arrives in.
+  virtual message_elements make_input(transfer_kind kind, int slot, int chunk) = 0;
+  /// Offloads, drops or reloads the values that a unit, by its number in the stage, keeps of a microbatch.
+  virtual void move_kept(const step_entry& e, int unit, int slot, offloaded_unit<Device>& host) = 0;
+  virtual void perform(const step_entry& e) = 0;
+  virtual void enter(int unit, action_kind kind) = 0;
+  virtual void watch(unit_watcher* who) = 0;
+
+ protected:
+  ~stage_slots() = default;
+};
+
+template <class Stages, class Device>
+class typed_slots final : public stage_slots<Device> {
+ public:
+  typed_slots(const context<Device>& ctx, Stages& stages, const pipeline_shape& shape)
+      : ctx_(ctx),
+        stages_(stages),
+        slots_(std::make_unique<slot[]>(static_cast<std::size_t>(shape.chunks) *
+                                        static_cast<std::size_t>(shape.microbatches))) {}
+
+  void forward(int number, const action& a, bool keeps) override {
+    slot& s = at(number);
+    s.out = stages_.forward(ctx_, a.chunk, a.microbatch, std::move(s.in), keeps ? &s.kept : nullptr);
+  }
+  void backward(int number, const action& a, weight_work* deferred) override {
+    slot& s = at(number);
+    s.gradient_out = stages_.backward(ctx_, a.chunk, a.microbatch, s.kept, std::move(s.gradient_in), deferred);
+  }
+  void release_kept(int number) override {
+    auto& kept = at(number).kept;  // in place, since g++ 12 warns of a temporary's members
+    std::destroy_at(&kept), std::construct_at(&kept);
+  }
+  void move_result(transfer_kind kind, int from, int to) override {
+    if (kind == transfer_kind::activation)
+      at(to).in = std::move(at(from).out);
+    else
+      at(to).gradient_in = std::move(at(from).gradient_out);
+  }
+  message_elements result(transfer_kind kind, int number) override {
+    return kind == transfer_kind::activation ? elements(at(number).out) : elements(at(number).gradient_out);
+  }
+  void release_result(transfer_kind kind, int number) override {
+    if (kind == transfer_kind::activation)
+      at(number).out = {};
+    else
+      at(number).gradient_out = {};
+  }
+  message_elements make_input(transfer_kind kind, int number, int chunk) override {
+    if (kind == transfer_kind::activation) return elements(at(number).in = stages_.input(ctx_, chunk));
+    return elements(at(number).gradient_in = stages_.output_gradient(ctx_, chunk));
+  }
+  void move_kept(const step_entry& e, int unit, int number, offloaded_unit<Device>& host) override {
+    const auto visit = [&](auto&& f) {
+      if constexpr (requires(slot& s) { stages_.visit_kept(0, 0, s.kept, f); })
+        stages_.visit_kept(e.pass.chunk, unit, at(number).kept, f);
+      else
+        fail({"step: ", describe(e), ", for which these stages have no member `visit_kept`"});
+    };
+    if (e.op == step_op::offload) host.offload(visit);
+    if (e.op == step_op::drop) host.drop(visit);
+    if (e.op == step_op::reload) host.reload(visit);
+  }
+  void perform(const step_entry& e) override {
+    if constexpr (requires { stages_.perform(ctx_, e); })
+      stages_.perform(ctx_, e);
+    else
+      fail({"step: ", describe(e), ", for which these stages have no member `perform`"});
+  }
+  void enter(int unit, action_kind kind) override {
+    if constexpr (requires { stages_.enter(ctx_, unit, kind); }) stages_.enter(ctx_, unit, kind);
+  }
+  void watch(unit_watcher* who) override {
+    if constexpr (requires { stages_.watch(who); }) stages_.watch(who);
+  }
+
+ private:
+  struct slot {
+    typename Stages::saved kept;
+    typename Stages::activation in, out;
+    typename Stages::gradient gradient_in, gradient_out;
+  };
+  slot& at(int number) { return slots_[static_cast<std::size_t>(number)]; }
+  template <class Tensor>
+  static message_elements elements(Tensor& t) {
+    return {t.data(), static_cast<std::size_t>(t.size()), dtype_of<typename Tensor::value_type>};
+  }
+
+  const context<Device>& ctx_;
+  Stages& stages_;
+  std::unique_ptr<slot[]> slots_;
+};
+
 /// Returns the step of a schedule without gathers, reductions and updates.
 step_schedule step_of_stages(const schedule& plan, const schedule_costs& costs);
 /// Throws if `verify` refuses the program of `rank`. Returns its `arrived_sends`, and sets `gradients` to whether any
@@ -159,284 +273,60 @@ class step_executor {
   template <class Stages>
     requires pipeline_stages<Stages, Device>
   void run(const context<Device>& ctx, Stages& stages, bool keeps = true) {
-    pass<Stages> p(*this, ctx, stages, keeps);
-    p.run();
-    p.finish();
+    detail::typed_slots<Stages, Device> slots(ctx, stages, step_.shape);
+    pass(*this, ctx, slots, keeps).run();
   }
 
  private:
   /// The state of one run. Slots are indexed [chunk * microbatches + microbatch].
-  template <class Stages>
   struct pass final : unit_watcher {
-    using activation = typename Stages::activation;
-    using gradient = typename Stages::gradient;
-    template <class Tensor>
-    struct message {
-      Tensor data;
-      request pending;
-      std::size_t event = 0;
-    };
     struct slot {
-      typename Stages::saved kept;
       weight_work later;
-      message<activation> in, out;
-      message<gradient> gradient_in, gradient_out;
-      /// Releases the values that a forward pass has kept. It does so in place, since g++ 12 warns of a temporary's
-      /// members.
-      void release_kept() { std::destroy_at(&kept), std::construct_at(&kept); }
+      request in, gradient_in;
+      std::size_t in_event = 0, gradient_in_event = 0;
     };
-    struct outgoing {  // empty after its release
-      message<activation> value;
-      message<gradient> back;
-      request& pending() { return value.pending ? value.pending : back.pending; }
-      std::size_t event() const { return value.data ? value.event : back.event; }
-      bool released() const { return !value.data && !back.data; }
+    struct outgoing {
+      transfer_kind kind;
+      int slot;
+      request pending{};
+      std::size_t event = 0;
+      bool released = false;
     };
 
-    pass(step_executor& e, const context<Device>& context, Stages& s, bool keeping)
-        : owner(e),
-          ctx(context),
-          stages(s),
-          keeps(keeping),
-          rank(e.along_.rank()),
-          program(e.step_.programs[static_cast<std::size_t>(rank)]),
-          slots(static_cast<std::size_t>(e.shape().chunks) * static_cast<std::size_t>(e.shape().microbatches)) {
-      if (keeps) owner.watch_.begin_run(ctx.ranks.ledger());
-    }
-    ~pass() { owner.watch_.end_run(); }
+    pass(step_executor& e, const context<Device>& context, detail::stage_slots<Device>& s, bool keeping);
+    ~pass();
 
-    void run() {
-      watch(this);
-      for (std::size_t line = 0; at_entry < program.size(); ++line) {  // `line` counts passes and messages
-        while (at_entry < program.size() && between_passes(program[at_entry].op)) perform();
-        if (at_entry == program.size()) break;
-        const step_entry& e = program[at_entry];
-        owner.watch_.at(at_entry);
-        if (e.op == step_op::pass) {
-          compute(e.pass, owner.arrived_[line]);
-          continue;
-        }
-        ++at_entry;
-        e.op == step_op::send ? send(e) : receive(e);
-      }
-      watch(nullptr);
-    }
-
+    void run();
     static bool between_passes(step_op op) {
       return op != step_op::pass && op != step_op::send && op != step_op::receive;
     }
-    void watch(unit_watcher* who) {
-      if constexpr (requires { stages.watch(who); }) stages.watch(who);
-    }
-    void perform() {
-      owner.watch_.at(at_entry);
-      const step_entry& e = program[at_entry++];
-      owner.watch_.begin(ctx.device, e);
-      if (moves_activations(e.op))
-        move_kept(e);
-      else if constexpr (requires { stages.perform(ctx, e); })
-        stages.perform(ctx, e);
-      else
-        fail({"step: ", describe(e), ", for which these stages have no member `perform`"});
-      owner.watch_.end(ctx.device);
-    }
-    /// Offloads, drops or reloads the values that a unit keeps of a microbatch.
-    void move_kept(const step_entry& e) {
-      const int unit =
-          e.unit - owner.units_of_[static_cast<std::size_t>(owner.shape().stage_of(rank, e.pass.chunk))].first;
-      const auto visit = [&](auto&& f) {
-        if constexpr (requires(slot& s) { stages.visit_kept(0, 0, s.kept, f); })
-          stages.visit_kept(e.pass.chunk, unit, at(e.pass.chunk, e.pass.microbatch).kept, f);
-        else
-          fail({"step: ", describe(e), ", for which these stages have no member `visit_kept`"});
-      };
-      offloaded_unit<Device>& host = offloaded.try_emplace({e.unit, e.pass.microbatch}, ctx.device).first->second;
-      if (e.op == step_op::offload) host.offload(visit);
-      if (e.op == step_op::drop) host.drop(visit);
-      if (e.op == step_op::reload) host.reload(visit);
-    }
+    void perform();
     /// Makes the current pass wait for the kept values of its unit, and frees their copies in the host's memory.
-    void arrive_kept(int unit) {
-      const auto found = offloaded.find({unit, now.microbatch});
-      if (found == offloaded.end()) return;
-      found->second.wait();
-      offloaded.erase(found);
-    }
+    void arrive_kept(int unit);
     /// Makes a unit of its stage the current one of this pass. Does nothing if it already is.
-    void enter(int unit) override {
-      unit += owner.units_of_[static_cast<std::size_t>(stage_now)].first;
-      if (unit == unit_now) return;
-      if (unit_now >= 0) owner.watch_.end(ctx.device);
-      while (at_entry < program.size() && between_passes(program[at_entry].op)) perform();
-      if (at_entry == program.size() || program[at_entry].op != step_op::pass || !(program[at_entry].pass == now) ||
-          program[at_entry].unit != unit)
-        fail({"step: a pass of stage ", stage_now, " announces unit ", unit, " where the step has ",
-              at_entry == program.size() ? "its end" : describe(program[at_entry]),
-              "; a model announces its units in their order, and going back in the reverse"});
-      owner.watch_.at(at_entry);
-      unit_now = unit;
-      arrive_kept(unit);
-      if constexpr (requires { stages.enter(ctx, unit, now.kind); }) stages.enter(ctx, unit, now.kind);
-      owner.watch_.begin(ctx.device, program[at_entry++]);
-    }
-    void begin_pass(const action& a) {
-      now = a;
-      stage_now = owner.shape().stage_of(rank, a.chunk);
-      unit_now = -1;
-      if (owner.units_of_[static_cast<std::size_t>(stage_now)].count == 1) enter(0);
-    }
-    void end_pass() {
-      const bool forward = now.kind == action_kind::forward;
-      const units& of = owner.units_of_[static_cast<std::size_t>(stage_now)];
-      // Enters the units without work in this pass, such as those without weight gradients.
-      if (now.kind == action_kind::weight_backward)
-        for (int unit = of.count; unit-- > 0;)
-          if (of.first + unit < (unit_now < 0 ? of.first + of.count : unit_now)) enter(unit);
-      if (unit_now != (forward ? of.first + of.count - 1 : of.first))
-        fail({"step: ", describe(now), " ends without having announced all ", of.count, " units of stage ", stage_now,
-              "; a model with units() calls microbatch::enter for each of them"});
-      owner.watch_.end(ctx.device);
-    }
-
-    slot& at(int chunk, int microbatch) {
-      return slots[static_cast<std::size_t>(chunk) * static_cast<std::size_t>(owner.shape().microbatches) +
-                   static_cast<std::size_t>(microbatch)];
-    }
-
+    void enter(int unit) override;
+    void begin_pass(const action& a);
+    void end_pass();
     /// `arrived` lists the sends that are complete once the action has its input.
-    void compute(const action& what, const std::vector<std::size_t>& arrived) {
-      const step_entry step{step_op::pass, -1, what, {}};
-      const int chunk = what.chunk, microbatch = what.microbatch;
-      const int stage = owner.shape().stage_of(rank, chunk);
-      slot& s = at(chunk, microbatch);
-      switch (what.kind) {
-        case action_kind::forward: {
-          arrive(s.in);
-          release(arrived);
-          const std::size_t event = begin(step);
-          begin_pass(what);
-          s.out.data = stages.forward(ctx, chunk, microbatch, std::move(s.in.data), keeps ? &s.kept : nullptr);
-          end_pass();
-          end(event);
-          if (stage + 1 < owner.shape().stages() && owner.shape().rank_of(stage + 1) == rank)
-            at(owner.shape().chunk_of(stage + 1), microbatch).in.data = std::move(s.out.data);
-          return;
-        }
-        case action_kind::backward:
-        case action_kind::input_backward: {
-          arrive(s.gradient_in);
-          release(arrived);
-          const std::size_t event = begin(step);
-          weight_work* const deferred = what.kind == action_kind::input_backward ? &s.later : nullptr;
-          begin_pass(what);
-          s.gradient_out.data =
-              stages.backward(ctx, chunk, microbatch, s.kept, std::move(s.gradient_in.data), deferred);
-          end_pass();
-          if (stage > 0 && owner.shape().rank_of(stage - 1) == rank)
-            at(owner.shape().chunk_of(stage - 1), microbatch).gradient_in.data = std::move(s.gradient_out.data);
-          if (what.kind == action_kind::backward) s.release_kept();
-          return end(event);
-        }
-        case action_kind::weight_backward: {
-          release(arrived);
-          const std::size_t event = begin(step);
-          begin_pass(what);
-          s.later.run(this);
-          end_pass();
-          s.release_kept();
-          return end(event);
-        }
-      }
-    }
-
-    void send(const step_entry& e) {
-      slot& s = at(owner.shape().chunk_of(e.transfer.from_stage), e.transfer.microbatch);
-      outgoing& o = sent.emplace_back();
-      if (e.transfer.kind == transfer_kind::activation)
-        start(o.value = std::move(s.out), e);
-      else
-        start(o.back = std::move(s.gradient_out), e);
-    }
-    void receive(const step_entry& e) {
-      const int chunk = owner.shape().chunk_of(e.transfer.to_stage);
-      slot& s = at(chunk, e.transfer.microbatch);
-      if (e.transfer.kind == transfer_kind::activation) {
-        s.in.data = stages.input(ctx, chunk);
-        start(s.in, e);
-      } else {
-        s.gradient_in.data = stages.output_gradient(ctx, chunk);
-        start(s.gradient_in, e);
-      }
-    }
-
-    void finish() {
-      owner.watch_.at(program.size());
-      for (outgoing& o : sent) release(o);
-    }
-
-    /// Starts a send or a receive.
-    template <class Tensor>
-    void start(message<Tensor>& m, const step_entry& e) {
-      using element = typename Tensor::value_type;
-      const transfer& t = e.transfer;
-      const auto n = static_cast<std::size_t>(m.data.size());
-      m.event = begin(e);
-      if (e.op == step_op::send)
-        owner.channel(t)
-            .start_send(m.data.data(), n, dtype_of<element>, owner.shape().rank_of(t.to_stage), tag_of(t))
-            .swap(m.pending);
-      else
-        owner.channel(t)
-            .start_receive(m.data.data(), n, dtype_of<element>, owner.shape().rank_of(t.from_stage), tag_of(t))
-            .swap(m.pending);
-      if (owner.events) (*owner.events)[m.event].bytes = std::uint64_t{n} * sizeof(element);
-    }
-    template <class Tensor>
-    void arrive(message<Tensor>& m) {
-      if (!m.pending) return;
-      m.pending.wait();
-      end(m.event);
-    }
-    void release(outgoing& o) {
-      if (o.released()) return;
-      o.pending().wait();
-      end(o.event());
-      o = {};
-    }
-    void release(const std::vector<std::size_t>& arrived) {
-      if (owner.by_schedule_) {
-        for (const std::size_t i : arrived) release(sent[i]);
-      } else {
-        for (; oldest < sent.size() && sent[oldest].pending().done(); ++oldest) release(sent[oldest]);
-      }
-    }
+    void compute(const action& what, const std::vector<std::size_t>& arrived);
+    void send(const step_entry& e);
+    void receive(const step_entry& e);
+    /// Starts a send or a receive. Returns its event.
+    std::size_t start(const step_entry& e, const detail::message_elements& m, request& pending);
+    void arrive(request& pending, std::size_t event);
+    void release(outgoing& o);
+    void release(const std::vector<std::size_t>& arrived);
     /// Returns a tag that distinguishes the messages from one rank to another on one communicator. It is small, because
     /// MPI only guarantees tags up to 32767.
-    int tag_of(const transfer& t) const {
-      const pipeline_shape& shape = owner.shape();
-      int chunk = 0;
-      while (shape.stage_of(shape.rank_of(t.from_stage), chunk) != t.from_stage) ++chunk;
-      return chunk * shape.microbatches + t.microbatch;
-    }
+    int tag_of(const transfer& t) const;
+    std::size_t begin(const step_entry& step);
+    void end(std::size_t event);
+    int number_of(int chunk, int microbatch) const { return chunk * owner.shape().microbatches + microbatch; }
+    slot& at(int number) { return slots[static_cast<std::size_t>(number)]; }
 
-    std::size_t begin(const step_entry& step) {
-      if (!owner.events) return 0;
-      if (step.op == step_op::pass) ctx.device.synchronize();  // the wait for earlier work is not part of its time
-      owner.events->push_back({step, comm_clock(), 0, 0, 0});
-      return owner.events->size() - 1;
-    }
-    void end(std::size_t event) {
-      if (!owner.events) return;
-      pipeline_event& e = (*owner.events)[event];
-      if (e.step.op == step_op::pass) {
-        ctx.device.synchronize();
-        e.memory = ctx.device.bytes_in_use();
-      }
-      e.end = comm_clock();
-    }
     step_executor& owner;
     const context<Device>& ctx;
-    Stages& stages;
+    detail::stage_slots<Device>& stages;
     bool keeps;
     int rank;
     const std::vector<step_entry>& program;
@@ -481,6 +371,230 @@ template <compute_device Device>
 step_executor<Device>& step_executor<Device>::operator=(step_executor&&) noexcept = default;
 template <compute_device Device>
 step_executor<Device>::~step_executor() = default;
+
+template <compute_device Device>
+step_executor<Device>::pass::pass(step_executor& e, const context<Device>& context, detail::stage_slots<Device>& s,
+                                  bool keeping)
+    : owner(e),
+      ctx(context),
+      stages(s),
+      keeps(keeping),
+      rank(e.along_.rank()),
+      program(e.step_.programs[static_cast<std::size_t>(rank)]),
+      slots(static_cast<std::size_t>(e.shape().chunks) * static_cast<std::size_t>(e.shape().microbatches)) {
+  if (keeps) owner.watch_.begin_run(ctx.ranks.ledger());
+}
+template <compute_device Device>
+step_executor<Device>::pass::~pass() {
+  owner.watch_.end_run();
+}
+
+template <compute_device Device>
+void step_executor<Device>::pass::run() {
+  stages.watch(this);
+  for (std::size_t line = 0; at_entry < program.size(); ++line) {  // `line` counts passes and messages
+    while (at_entry < program.size() && between_passes(program[at_entry].op)) perform();
+    if (at_entry == program.size()) break;
+    const step_entry& e = program[at_entry];
+    owner.watch_.at(at_entry);
+    if (e.op == step_op::pass) {
+      compute(e.pass, owner.arrived_[line]);
+      continue;
+    }
+    ++at_entry;
+    e.op == step_op::send ? send(e) : receive(e);
+  }
+  stages.watch(nullptr);
+  owner.watch_.at(program.size());
+  for (outgoing& o : sent) release(o);
+}
+
+template <compute_device Device>
+void step_executor<Device>::pass::perform() {
+  owner.watch_.at(at_entry);
+  const step_entry& e = program[at_entry++];
+  owner.watch_.begin(ctx.device, e);
+  if (moves_activations(e.op)) {
+    const int stage = owner.shape().stage_of(rank, e.pass.chunk);
+    stages.move_kept(e, e.unit - owner.units_of_[static_cast<std::size_t>(stage)].first,
+                     number_of(e.pass.chunk, e.pass.microbatch),
+                     offloaded.try_emplace({e.unit, e.pass.microbatch}, ctx.device).first->second);
+  } else {
+    stages.perform(e);
+  }
+  owner.watch_.end(ctx.device);
+}
+
+template <compute_device Device>
+void step_executor<Device>::pass::arrive_kept(int unit) {
+  const auto found = offloaded.find({unit, now.microbatch});
+  if (found == offloaded.end()) return;
+  found->second.wait();
+  offloaded.erase(found);
+}
+
+template <compute_device Device>
+void step_executor<Device>::pass::enter(int unit) {
+  unit += owner.units_of_[static_cast<std::size_t>(stage_now)].first;
+  if (unit == unit_now) return;
+  if (unit_now >= 0) owner.watch_.end(ctx.device);
+  while (at_entry < program.size() && between_passes(program[at_entry].op)) perform();
+  if (at_entry == program.size() || program[at_entry].op != step_op::pass || !(program[at_entry].pass == now) ||
+      program[at_entry].unit != unit)
+    fail({"step: a pass of stage ", stage_now, " announces unit ", unit, " where the step has ",
+          at_entry == program.size() ? "its end" : describe(program[at_entry]),
+          "; a model announces its units in their order, and going back in the reverse"});
+  owner.watch_.at(at_entry);
+  unit_now = unit;
+  arrive_kept(unit);
+  stages.enter(unit, now.kind);
+  owner.watch_.begin(ctx.device, program[at_entry++]);
+}
+
+template <compute_device Device>
+void step_executor<Device>::pass::begin_pass(const action& a) {
+  now = a;
+  stage_now = owner.shape().stage_of(rank, a.chunk);
+  unit_now = -1;
+  if (owner.units_of_[static_cast<std::size_t>(stage_now)].count == 1) enter(0);
+}
+
+template <compute_device Device>
+void step_executor<Device>::pass::end_pass() {
+  const bool forward = now.kind == action_kind::forward;
+  const units& of = owner.units_of_[static_cast<std::size_t>(stage_now)];
+  // Enters the units without work in this pass, such as those without weight gradients.
+  if (now.kind == action_kind::weight_backward)
+    for (int unit = of.count; unit-- > 0;)
+      if (of.first + unit < (unit_now < 0 ? of.first + of.count : unit_now)) enter(unit);
+  if (unit_now != (forward ? of.first + of.count - 1 : of.first))
+    fail({"step: ", describe(now), " ends without having announced all ", of.count, " units of stage ", stage_now,
+          "; a model with units() calls microbatch::enter for each of them"});
+  owner.watch_.end(ctx.device);
+}
+
+template <compute_device Device>
+void step_executor<Device>::pass::compute(const action& what, const std::vector<std::size_t>& arrived) {
+  const step_entry step{step_op::pass, -1, what, {}};
+  const int stage = owner.shape().stage_of(rank, what.chunk), number = number_of(what.chunk, what.microbatch);
+  slot& s = at(number);
+  const auto neighbour = [&](int other) { return number_of(owner.shape().chunk_of(other), what.microbatch); };
+  switch (what.kind) {
+    case action_kind::forward: {
+      arrive(s.in, s.in_event);
+      release(arrived);
+      const std::size_t event = begin(step);
+      begin_pass(what);
+      stages.forward(number, what, keeps);
+      end_pass();
+      end(event);
+      if (stage + 1 < owner.shape().stages() && owner.shape().rank_of(stage + 1) == rank)
+        stages.move_result(transfer_kind::activation, number, neighbour(stage + 1));
+      return;
+    }
+    case action_kind::backward:
+    case action_kind::input_backward: {
+      arrive(s.gradient_in, s.gradient_in_event);
+      release(arrived);
+      const std::size_t event = begin(step);
+      begin_pass(what);
+      stages.backward(number, what, what.kind == action_kind::input_backward ? &s.later : nullptr);
+      end_pass();
+      if (stage > 0 && owner.shape().rank_of(stage - 1) == rank)
+        stages.move_result(transfer_kind::gradient, number, neighbour(stage - 1));
+      if (what.kind == action_kind::backward) stages.release_kept(number);
+      return end(event);
+    }
+    case action_kind::weight_backward: {
+      release(arrived);
+      const std::size_t event = begin(step);
+      begin_pass(what);
+      s.later.run(this);
+      end_pass();
+      stages.release_kept(number);
+      return end(event);
+    }
+  }
+}
+
+template <compute_device Device>
+void step_executor<Device>::pass::send(const step_entry& e) {
+  const int number = number_of(owner.shape().chunk_of(e.transfer.from_stage), e.transfer.microbatch);
+  sent.push_back({e.transfer.kind, number});
+  sent.back().event = start(e, stages.result(e.transfer.kind, number), sent.back().pending);
+}
+template <compute_device Device>
+void step_executor<Device>::pass::receive(const step_entry& e) {
+  const int chunk = owner.shape().chunk_of(e.transfer.to_stage), number = number_of(chunk, e.transfer.microbatch);
+  slot& s = at(number);
+  const detail::message_elements into = stages.make_input(e.transfer.kind, number, chunk);
+  if (e.transfer.kind == transfer_kind::activation)
+    s.in_event = start(e, into, s.in);
+  else
+    s.gradient_in_event = start(e, into, s.gradient_in);
+}
+template <compute_device Device>
+std::size_t step_executor<Device>::pass::start(const step_entry& e, const detail::message_elements& m,
+                                               request& pending) {
+  const transfer& t = e.transfer;
+  const std::size_t event = begin(e);
+  any_communicator& channel = owner.channel(t);
+  if (e.op == step_op::send)
+    channel.start_send(m.data, m.count, m.type, owner.shape().rank_of(t.to_stage), tag_of(t)).swap(pending);
+  else
+    channel.start_receive(m.data, m.count, m.type, owner.shape().rank_of(t.from_stage), tag_of(t)).swap(pending);
+  if (owner.events) (*owner.events)[event].bytes = std::uint64_t{m.count} * size_of(m.type);
+  return event;
+}
+
+template <compute_device Device>
+void step_executor<Device>::pass::arrive(request& pending, std::size_t event) {
+  if (!pending) return;
+  pending.wait();
+  end(event);
+}
+template <compute_device Device>
+void step_executor<Device>::pass::release(outgoing& o) {
+  if (o.released) return;
+  o.pending.wait();
+  end(o.event);
+  stages.release_result(o.kind, o.slot);
+  o.released = true;
+}
+template <compute_device Device>
+void step_executor<Device>::pass::release(const std::vector<std::size_t>& arrived) {
+  if (owner.by_schedule_) {
+    for (const std::size_t i : arrived) release(sent[i]);
+  } else {
+    for (; oldest < sent.size() && sent[oldest].pending.done(); ++oldest) release(sent[oldest]);
+  }
+}
+
+template <compute_device Device>
+int step_executor<Device>::pass::tag_of(const transfer& t) const {
+  const pipeline_shape& shape = owner.shape();
+  int chunk = 0;
+  while (shape.stage_of(shape.rank_of(t.from_stage), chunk) != t.from_stage) ++chunk;
+  return chunk * shape.microbatches + t.microbatch;
+}
+
+template <compute_device Device>
+std::size_t step_executor<Device>::pass::begin(const step_entry& step) {
+  if (!owner.events) return 0;
+  if (step.op == step_op::pass) ctx.device.synchronize();  // the wait for earlier work is not part of its time
+  owner.events->push_back({step, comm_clock(), 0, 0, 0});
+  return owner.events->size() - 1;
+}
+template <compute_device Device>
+void step_executor<Device>::pass::end(std::size_t event) {
+  if (!owner.events) return;
+  pipeline_event& e = (*owner.events)[event];
+  if (e.step.op == step_op::pass) {
+    ctx.device.synchronize();
+    e.memory = ctx.device.bytes_in_use();
+  }
+  e.end = comm_clock();
+}
 
 PLAIT_COMPILED_TEMPLATE(class step_executor<cpu>)
 
