@@ -12,6 +12,19 @@ function(plait_header_value result file key default)
   set(${result} "${value}" PARENT_SCOPE)
 endfunction()
 
+# `result` has the sources, except those with the line `// stand-in: VALUE`: `only` leaves a file out of programs for
+# GPUs, `never` out of those for the stand-in.
+function(plait_leave_out result value)
+  set(kept "")
+  foreach(source IN LISTS ARGN)
+    plait_header_value(stand_in "${source}" stand-in "")
+    if(NOT stand_in MATCHES "^${value}")
+      list(APPEND kept "${source}")
+    endif()
+  endforeach()
+  set(${result} ${kept} PARENT_SCOPE)
+endfunction()
+
 # The sources that name one program become one file in the build tree, which includes them and has the extension of the
 # first. `result` has the files to compile. plait_parts gives the sources of a file.
 function(plait_join result folder)
