@@ -18,13 +18,6 @@ endless() {
   timeout 60 "$trainer" --model config.json --seq 32 --steps 1000000 --warmup 0 --sample 0 --mesh dp=2 "$@" >endless.out 2>stderr &
   watcher=$!
 }
-await() { # await FILE: waits until FILE is not empty
-  for _ in $(seq 200); do
-    [ -s "$1" ] && return
-    sleep 0.1
-  done
-  fail "nothing comes into $1: $(cat stderr)"
-}
 
 # With a full standard output, a run loses its printed text only. A closed one, as of a run detached from its terminal,
 # counts as /dev/null.
@@ -55,7 +48,7 @@ ends_with 1 'standard output could not be written' 'a plan'
 
 # A log has one writer. A limit of file sizes gives an error text.
 endless --data "$text" --log shared.jsonl
-await shared.jsonl
+wait_until test -s shared.jsonl
 run --log shared.jsonl >/dev/null
 ends_with 1 "--log: 'shared.jsonl' is being written by another run" 'a shared log'
 kill -s TERM "$(ps -o pid= --ppid "$watcher" | tr -d ' ')"
@@ -70,7 +63,7 @@ grep -q ' left  step 30/30 ' stderr || fail "a limit of the log's size ends the 
 # Data that are truncated while they are read.
 head -c 400000 "$text" >shrinking.txt
 endless --data shrinking.txt --log shrinking.jsonl
-await shrinking.jsonl
+wait_until test -s shrinking.jsonl
 : >shrinking.txt
 code=0
 wait "$watcher" || code=$?
@@ -140,7 +133,7 @@ ends_with 1 "--plot would overwrite 'hugging/more/notes.json', which --init-from
 cmp config.json hugging/more/notes.json || fail "a file below --init-from is gone"
 
 endless --data "$text" --checkpoint-dir shared --save-every 1 --keep 2 --log shared_states.jsonl
-await shared_states.jsonl
+wait_until test -s shared_states.jsonl
 run --checkpoint-dir shared >/dev/null
 ends_with 1 "--checkpoint-dir: .*cannot lock 'shared': another writer" 'a shared --checkpoint-dir'
 kill -s TERM "$(ps -o pid= --ppid "$watcher" | tr -d ' ')"

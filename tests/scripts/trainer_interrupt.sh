@@ -4,13 +4,7 @@
 # timeout: 300
 . "$(dirname "$0")/lib/common.sh"
 
-# Waits until the run has logged two steps.
-logs_two_steps() {
-  for _ in $(seq 200); do
-    [ -s run.jsonl ] && [ "$(wc -l <run.jsonl)" -ge 2 ] && break
-    sleep 0.1
-  done
-}
+has_two_steps() { [ -s run.jsonl ] && [ "$(wc -l <run.jsonl)" -ge 2 ]; }
 
 # interrupt SIGNALS PROGRAM...: signals the program when it has logged two steps; sets $code.
 interrupt() {
@@ -20,7 +14,7 @@ interrupt() {
   timeout 60 "$@" --model config.json --data "$text" --seq 32 --steps 1000000 --log run.jsonl --plot run.svg \
     >run.out 2>run.err &
   watcher=$!
-  logs_two_steps
+  wait_until has_two_steps
   # The program is the child of `timeout`; a signal would end `timeout` itself.
   program=$(ps -o pid= --ppid "$watcher" | tr -d ' ')
   start=$(date +%s)
@@ -71,7 +65,7 @@ if command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null
     --data-parallel zero1 --model config.json --data "$text" --seq 32 --steps 1000000 --checkpoint-dir one \
     --log run.jsonl >run.out 2>run.err &
   watcher=$!
-  logs_two_steps
+  wait_until has_two_steps
   launcher=$(ps -o pid= --ppid "$watcher" | tr -d ' ')
   kill -s TERM "$(ps -o pid= --ppid "$launcher" | tail -n 1 | tr -d ' ')"
   code=0

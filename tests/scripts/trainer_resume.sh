@@ -160,10 +160,8 @@ train constant --steps 6 --sample 0 --lr-schedule constant --warmup 1 --resume c
 timeout 60 "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2 --steps 1000000 \
   --warmup 0 --checkpoint-dir killed --save-every 2 --keep 2 --log killed.jsonl >killed.out 2>&1 &
 watcher=$!
-for _ in $(seq 200); do
-  [ "$(find killed -maxdepth 1 -name 'step-????????' 2>/dev/null | wc -l)" -ge 2 ] && break
-  sleep 0.1
-done
+has_two_saves() { [ "$(find killed -maxdepth 1 -name 'step-????????' 2>/dev/null | wc -l)" -ge 2 ]; }
+wait_until has_two_saves
 program=$(ps -o pid= --ppid "$watcher" | tr -d ' ')
 kill -s KILL "$program"
 wait "$watcher" 2>/dev/null && fail "the killed run ended well"
@@ -283,17 +281,10 @@ rm here
 timeout 60 env --default-signal=HUP "$trainer" --model config.json --data "$text" --seq 32 --global-batch 8 --mesh dp=2,tp=2 --steps 1000000 \
   --warmup 0 --checkpoint-dir signals --log signals.jsonl >signals.out 2>signals.err &
 watcher=$!
-for _ in $(seq 200); do
-  [ -s signals.jsonl ] && break
-  sleep 0.1
-done
+wait_until test -s signals.jsonl
 program=$(ps -o pid= --ppid "$watcher" | tr -d ' ')
 kill -s USR1 "$program"
-for _ in $(seq 200); do
-  grep -q '^saved step' signals.out && break
-  sleep 0.1
-done
-grep -q '^saved step' signals.out || fail "SIGUSR1 saves nothing: $(cat signals.out signals.err)"
+wait_until grep -q '^saved step' signals.out
 kill -s HUP "$program"
 code=0
 wait "$watcher" || code=$?

@@ -19,6 +19,15 @@ JSON
 
 logs() { python3 "$here/lib/logs.py" "$@" || fail "logs.py $*"; }
 
+# wait_until COMMAND...: waits until the command succeeds, for at most as long as a run takes that `timeout 60` ends.
+wait_until() {
+  for _ in $(seq 650); do
+    "$@" && return
+    sleep 0.1
+  done
+  fail "not within a minute: $*"
+}
+
 # train NAME ARGUMENTS...: trains $trained_model or the small model; the log is NAME.jsonl, the output NAME.out.
 train() {
   name=$1
