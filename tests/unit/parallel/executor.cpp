@@ -113,6 +113,33 @@ TEST_CASE("events are those of the program, with the bytes of every message") {
   }
 }
 
+TEST_CASE("what is sent is released as the schedule allows: more microbatches need no more memory") {
+  const auto most_bytes = [](int microbatches) {
+    const schedule plan = make_schedule<one_f_one_b>(2, microbatches);
+    std::vector<std::size_t> most(2);
+    mesh_shape whole;
+    whole.add(axis_of<pp>, 2);
+    threads::run(2, [&](threads::communicator c) {
+      pipeline_world ranks(whole, any_communicator(c));
+      cpu device;
+      const context<cpu> ctx{device, ranks.stage(), {}, 1};
+      step_executor<cpu> executor(ranks.along(), plan);
+      executor.release_by_schedule();
+      std::vector<pipeline_event> events;
+      executor.events = &events;
+      widening stages(plan.shape, c.rank());
+      executor.run(ctx, stages);
+      for (const pipeline_event& e : events) {
+        std::size_t& bytes = most[static_cast<std::size_t>(c.rank())];
+        bytes = std::max(bytes, e.memory);
+      }
+    });
+    return most;
+  };
+  CHECK(most_bytes(4)[0] > 0);
+  CHECK(most_bytes(16) == most_bytes(4));
+}
+
 TEST_CASE("a schedule for another number of ranks is refused by name") {
   mesh_shape whole;
   whole.add(axis_of<pp>, 2);
