@@ -135,6 +135,7 @@ class stage_slots {
   virtual void release_kept(int slot) = 0;
   /// Moves a result to the next stage on this rank.
   virtual void move_result(transfer_kind kind, int from, int to) = 0;
+  /// The result of a pass, which a message sends.
   virtual message_elements result(transfer_kind kind, int slot) = 0;
   virtual void release_result(transfer_kind kind, int slot) = 0;
   /// Allocates the tensor that a message arrives in.
@@ -149,6 +150,7 @@ class stage_slots {
   ~stage_slots() = default;
 };
 
+/// The slots of one type of stages.
 template <class Stages, class Device>
 class typed_slots final : public stage_slots<Device> {
  public:
