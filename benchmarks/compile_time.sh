@@ -157,7 +157,7 @@ with tempfile.TemporaryDirectory() as folder:
                                      "-Wl,--gc-sections"], libraries, folder)
 
     if trainer:
-        extra = ["-Iexamples/train_llama"]
+        extra = ["-Iexamples"]
         for source in sorted(pathlib.Path("examples/train_llama").glob(f"{trainer}.cpp")):
             if source.name.startswith(("cuda_", "gpus")):
                 continue
