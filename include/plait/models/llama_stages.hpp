@@ -10,7 +10,7 @@
 
 #include "plait/core/macros_off.hpp"
 #include "plait/models/llama.hpp"
-#include "plait/schedule/costs.hpp"
+#include "plait/schedule/schedule.hpp"
 #include "plait/tensor/context.hpp"
 
 namespace plait {

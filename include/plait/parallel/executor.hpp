@@ -21,7 +21,6 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/device/device.hpp"
 #include "plait/parallel/offload.hpp"
-#include "plait/schedule/costs.hpp"
 #include "plait/schedule/schedule.hpp"
 #ifndef PLAIT_COMPILED
 #include "plait/schedule/expand.hpp"

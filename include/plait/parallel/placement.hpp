@@ -16,7 +16,6 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/core/tag.hpp"
 #include "plait/layout/mesh.hpp"
-#include "plait/schedule/costs.hpp"
 #include "plait/schedule/schedule.hpp"
 #include "plait/version.hpp"
 

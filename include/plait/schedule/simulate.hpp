@@ -12,7 +12,6 @@
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
-#include "plait/schedule/costs.hpp"
 #include "plait/schedule/schedule.hpp"
 
 namespace plait {
