@@ -36,10 +36,10 @@ static_assert(verify<in_turn, pipeline_ranks<3>, microbatches<4>>());
 static_assert(simulate(make_schedule<one_f_one_b>(4, 16)).makespan == 3 * (16 + 3));
 static_assert(peak_activations(make_schedule<one_f_one_b>(4, 16)) == 4);
 static_assert(rank_program(make_schedule<one_f_one_b>(2, 1)).front() ==
-              std::vector<step_entry>{{step_op::pass, -1, forward_of(0, 0), {}},
+              std::vector<step_entry>{{step_op::pass, -1, forward_of(0, 0)},
                                       {step_op::send, -1, {}, {transfer_kind::activation, 0, 1, 0}},
                                       {step_op::receive, -1, {}, {transfer_kind::gradient, 1, 0, 0}},
-                                      {step_op::pass, -1, backward_of(0, 0), {}}});
+                                      {step_op::pass, -1, backward_of(0, 0)}});
 
 // Stages are assigned to ranks in ascending, then in descending order.
 constexpr pipeline_shape shape{.ranks = 4, .chunks = 2, .microbatches = 16, .placement = stage_placement::vee};

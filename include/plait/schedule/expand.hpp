@@ -47,7 +47,7 @@ constexpr std::vector<std::vector<step_entry>> rank_program(const schedule& s, c
     for (std::size_t& i = next[rank]; i < size; ++i) {
       const timed_action& a = mine[i];
       if (until && (a.end != until->sent ? a.end > until->sent : a.sequence > until->sequence)) break;
-      programs[rank].push_back({step_op::pass, -1, a.action, {}});
+      programs[rank].push_back({step_op::pass, -1, a.action});
     }
   };
   for (const timed_transfer& t : times.transfers) {
@@ -96,8 +96,7 @@ constexpr void check_units(const pipeline_shape& shape, const std::vector<step_u
   if (policy.level != zero_level::parameters && (policy.prefetch != 1 || !policy.reshard_after_forward))
     fail({"step: prefetch = ", policy.prefetch, " and reshard_after_forward = ", policy.reshard_after_forward ? 1 : 0,
           " would change nothing, because parameters stay gathered; they are for zero_level::parameters, and 1 and 1 "
-          "are "
-          "legal with the others"});
+          "are legal with the others"});
   if (policy.hybrid && policy.level == zero_level::replicated)
     fail(
         "step: hybrid = 1 would change nothing, because whole gradients are reduced over all data axes at once; it is "
@@ -112,7 +111,7 @@ constexpr std::vector<step_entry> passes_by_units(const step_schedule& s, int ra
   std::vector<step_entry> out;
   for (const step_entry& line : program) {
     if (line.op != step_op::pass) {
-      out.push_back({line.op == step_op::send ? step_op::send : step_op::receive, -1, {}, line.transfer});
+      out.push_back(line);
       continue;
     }
     const int stage = s.shape.stage_of(rank, line.pass.chunk);
@@ -120,7 +119,7 @@ constexpr std::vector<step_entry> passes_by_units(const step_schedule& s, int ra
     for (std::size_t u = 0; u < s.units.size(); ++u)
       if (s.units[u].stage == stage) mine.push_back(static_cast<int>(u));
     if (line.pass.kind != action_kind::forward) std::reverse(mine.begin(), mine.end());
-    for (const int u : mine) out.push_back({step_op::pass, u, line.pass, {}});
+    for (const int u : mine) out.push_back({step_op::pass, u, line.pass});
   }
   return out;
 }
@@ -154,13 +153,13 @@ constexpr std::vector<step_entry> with_gathers(const step_schedule& s, const std
     for (; k < end && ahead < uses.size() && ahead < end + static_cast<std::size_t>(s.policy.prefetch); ++ahead) {
       const auto u = static_cast<std::size_t>(uses[ahead].unit);
       if (gathered[u]) continue;
-      out.push_back({step_op::gather, uses[ahead].unit, {}, {}});
+      out.push_back({step_op::gather, uses[ahead].unit});
       gathered[u] = true;
     }
     out.push_back(passes[i]);
     for (; k < end; ++k) {
       if (keeps(k, end)) continue;
-      out.push_back({step_op::release, uses[k].unit, {}, {}});
+      out.push_back({step_op::release, uses[k].unit});
       gathered[static_cast<std::size_t>(uses[k].unit)] = false;
     }
   }
@@ -182,11 +181,11 @@ constexpr std::vector<step_entry> with_reductions(const step_schedule& s, const 
       const step_unit& unit = s.units[static_cast<std::size_t>(u)];
       if (last[static_cast<std::size_t>(u)] != i || !unit.trainable) continue;
       order.push_back(u);
-      if (s.policy.overlap) out.push_back({step_op::reduce, u, {}, {}});
+      if (s.policy.overlap) out.push_back({step_op::reduce, u});
     }
   }
   if (!s.policy.overlap)
-    for (const int u : order) out.push_back({step_op::reduce, u, {}, {}});
+    for (const int u : order) out.push_back({step_op::reduce, u});
   return out;
 }
 
@@ -198,10 +197,10 @@ constexpr std::vector<step_entry> with_copies(const std::vector<step_entry>& pas
   for (const step_entry& e : passes) {
     out.push_back(e);
     if (e.op != step_op::reduce) continue;
-    if (reducing >= 0) out.push_back({step_op::reduce_copies, reducing, {}, {}});
+    if (reducing >= 0) out.push_back({step_op::reduce_copies, reducing});
     reducing = e.unit;
   }
-  if (reducing >= 0) out.push_back({step_op::reduce_copies, reducing, {}, {}});
+  if (reducing >= 0) out.push_back({step_op::reduce_copies, reducing});
   return out;
 }
 
@@ -214,7 +213,7 @@ constexpr std::vector<step_entry> with_ties(const step_schedule& s, std::vector<
   for (const int u : order)
     if (twin_of(u) >= 0) ties.push_back(u);
   std::sort(ties.begin(), ties.end(), [&](int a, int b) { return std::min(a, twin_of(a)) < std::min(b, twin_of(b)); });
-  for (const int u : ties) passes.push_back({step_op::reduce_ties, u, {}, {}});
+  for (const int u : ties) passes.push_back({step_op::reduce_ties, u});
   return passes;
 }
 
@@ -222,12 +221,12 @@ constexpr std::vector<step_entry> with_ties(const step_schedule& s, std::vector<
 /// values.
 constexpr std::vector<step_entry> with_updates(const step_schedule& s, std::vector<step_entry> passes,
                                                std::vector<int> order, bool clips) {
-  if (clips) passes.push_back({step_op::norm, -1, {}, {}});
+  if (clips) passes.push_back({step_op::norm});
   std::sort(order.begin(), order.end());
   for (const int u : order) {
-    passes.push_back({step_op::update, u, {}, {}});
+    passes.push_back({step_op::update, u});
     if (s.policy.level == zero_level::optimizer || s.policy.level == zero_level::gradients)
-      passes.push_back({step_op::gather, u, {}, {}});
+      passes.push_back({step_op::gather, u});
   }
   return passes;
 }

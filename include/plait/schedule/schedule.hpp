@@ -207,10 +207,10 @@ constexpr bool moves_activations(step_op op) { return op >= step_op::offload; }
 /// has passes by units, and the other kinds too.
 struct step_entry {
   step_op op = step_op::pass;
-  int unit = -1;             ///< of all kinds except messages and the norm; -1: a whole stage
-  plait::action pass{};      ///< of a pass: its action; of an offload, drop or reload: the forward pass that keeps the
-                             ///< values
-  plait::transfer transfer;  ///< of a send or a receive
+  int unit = -1;         ///< of all kinds except messages and the norm; -1: a whole stage
+  plait::action pass{};  ///< of a pass: its action; of an offload, drop or reload: the forward pass that keeps the
+                         ///< values
+  plait::transfer transfer{};  ///< of a send or a receive
 
   friend constexpr bool operator==(const step_entry&, const step_entry&) = default;
 };

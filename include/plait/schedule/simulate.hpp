@@ -491,7 +491,7 @@ class step_clock {
     if (begin < 0) return false;
     if (r.step == steps_ - 1 && end > begin &&
         std::none_of(r.ties.begin(), r.ties.end(), [&](const timed_entry& e) { return e.entry.unit == unit; }))
-      r.ties.push_back({{step_op::reduce_ties, unit, {}, {}}, begin, end, 0});
+      r.ties.push_back({{step_op::reduce_ties, unit}, begin, end, 0});
     time = std::max(time, end);
     return true;
   }
@@ -612,7 +612,7 @@ constexpr bool run_schedule(const schedule& s, const schedule_costs& costs, simu
     step.programs[r].resize(s.order[r].size());
     const action* a = s.order[r].data();
     for (step_entry *to = step.programs[r].data(), *const end = to + s.order[r].size(); to != end; ++to, ++a)
-      *to = {step_op::pass, shape.stage_of(static_cast<int>(r), a->chunk), *a, {}};
+      *to = {step_op::pass, shape.stage_of(static_cast<int>(r), a->chunk), *a};
   }
   step_clock clock(step, times, 1);
   const bool finished = clock.run();

@@ -91,7 +91,7 @@ constexpr std::vector<std::vector<step_entry>> program_in_own_order(const schedu
     for (const action& a : s.order[r]) {
       transfer t;
       if (input_of(s.shape, static_cast<int>(r), a, t)) programs[r].push_back({step_op::receive, -1, {}, t});
-      programs[r].push_back({step_op::pass, -1, a, {}});
+      programs[r].push_back({step_op::pass, -1, a});
       if (output_of(s.shape, static_cast<int>(r), a, t)) programs[r].push_back({step_op::send, -1, {}, t});
     }
   }
@@ -350,7 +350,7 @@ constexpr schedule_verdict check_actions(const schedule& s, double max_activatio
     int held = 0;
     for (std::size_t i = 0; i < order.size(); ++i) {
       const action a = order[i];
-      schedule_verdict wrong{.rank = r, .position = static_cast<int>(i), .step = {step_op::pass, -1, a, {}}};
+      schedule_verdict wrong{.rank = r, .position = static_cast<int>(i), .step = {step_op::pass, -1, a}};
       const auto refuse = [&](schedule_error code) {
         wrong.code = code;
         return wrong;
@@ -380,9 +380,8 @@ constexpr schedule_verdict check_actions(const schedule& s, double max_activatio
       for (int mb = 0; mb < shape.microbatches; ++mb) {
         const unsigned char flags = seen[static_cast<std::size_t>(shape.stage_of(r, chunk) * shape.microbatches + mb)];
         if ((flags & f) == 0)
-          return {.code = schedule_error::forward_missing,
-                  .rank = r,
-                  .step = {step_op::pass, -1, forward_of(chunk, mb), {}}};
+          return {
+              .code = schedule_error::forward_missing, .rank = r, .step = {step_op::pass, -1, forward_of(chunk, mb)}};
         if ((flags & (b | w_half)) == 0)
           return {.code = schedule_error::backward_missing,
                   .rank = r,
@@ -405,7 +404,7 @@ constexpr schedule_verdict name_stuck(const schedule& s, const simulation& ran) 
     schedule_verdict v{.code = schedule_error::never_ready,
                        .rank = r,
                        .position = static_cast<int>(at),
-                       .step = {step_op::pass, -1, a, {}},
+                       .step = {step_op::pass, -1, a},
                        .other_rank = s.shape.rank_of(a.kind == action_kind::forward ? stage - 1 : stage + 1)};
     const auto other = static_cast<std::size_t>(v.other_rank);
     if (const std::size_t theirs = ran.ranks[other].size(); theirs < s.order[other].size()) {

@@ -97,7 +97,7 @@ class step_walk {
     return v;
   }
   step_verdict missing(step_error code, step_op op, int unit, int other) const {
-    step_verdict v{.code = code, .rank = rank_, .entry = {op, unit, {}, {}}};
+    step_verdict v{.code = code, .rank = rank_, .entry = {op, unit}};
     if (other >= 0) v.other_rank = rank_, v.other_position = other, v.other = program_[static_cast<std::size_t>(other)];
     return v;
   }
@@ -413,10 +413,9 @@ PLAIT_INLINE std::vector<std::vector<step_entry>> pipeline_of(const step_schedul
   for (std::size_t r = 0; r < s.programs.size(); ++r) {
     std::optional<action> last;
     for (const step_entry& e : s.programs[r]) {
-      if (e.op == step_op::send) programs[r].push_back({step_op::send, -1, {}, e.transfer});
-      if (e.op == step_op::receive) programs[r].push_back({step_op::receive, -1, {}, e.transfer});
+      if (e.op == step_op::send || e.op == step_op::receive) programs[r].push_back(e);
       if (e.op != step_op::pass) continue;
-      if (!last || !(*last == e.pass)) programs[r].push_back({step_op::pass, -1, e.pass, {}});
+      if (!last || !(*last == e.pass)) programs[r].push_back({step_op::pass, -1, e.pass});
       last = e.pass;
     }
   }

@@ -19,11 +19,11 @@ posted_program on(int rank) {
   posted_program p;
   const int first = rank / 2 * 2, column = rank % 2;
   p.groups = {{"tp", {first, first + 1}}, {"dp", {column, column + 2}}, {"dp+tp", {0, 1, 2, 3}}};
-  p.entries = {{step_op::pass, 0, forward_of(0, 0), {}},
-               {step_op::pass, 1, forward_of(0, 0), {}},
-               {step_op::pass, 1, backward_of(0, 0), {}},
-               {step_op::reduce, 1, {}, {}},
-               {step_op::norm, -1, {}, {}}};
+  p.entries = {{step_op::pass, 0, forward_of(0, 0)},
+               {step_op::pass, 1, forward_of(0, 0)},
+               {step_op::pass, 1, backward_of(0, 0)},
+               {step_op::reduce, 1},
+               {step_op::norm}};
   return p;
 }
 posted_call sum_over(int group, std::uint64_t count, int entry, bool asynchronous = false) {
