@@ -128,7 +128,7 @@ class shared_link {
         now_ = until;
         return;
       }
-      if (next_end() > until) {
+      if (bandwidth_ > 0 && now_ + next_queue().front().left / rate() > until) {
         move(until - now_);
         return;
       }
@@ -148,7 +148,6 @@ class shared_link {
     std::size_t head = 0;
     constexpr bool empty() const { return head == all.size(); }
     constexpr queued& front() { return all[head]; }
-    constexpr const queued& front() const { return all[head]; }
   };
 
   constexpr int used_queues() const {
@@ -157,11 +156,12 @@ class shared_link {
     return used;
   }
   constexpr double rate() const { return bandwidth_ / used_queues(); }
-  constexpr double next_end() const {
-    double least = -1;
-    for (const auto& q : queues_)
-      if (!q.empty() && (least < 0 || q.front().left < least)) least = q.front().left;
-    return bandwidth_ > 0 ? now_ + least / rate() : now_;
+  /// The queue whose first transfer ends next. There must be one.
+  constexpr line& next_queue() {
+    line* next = nullptr;
+    for (line& q : queues_)
+      if (!q.empty() && (next == nullptr || q.front().left < next->front().left)) next = &q;
+    return *next;
   }
   constexpr void move(double time) {
     if (time <= 0) return;
@@ -175,15 +175,11 @@ class shared_link {
     now_ += time;
   }
   constexpr void finish_next() {
-    double least = -1;
-    std::size_t first = 0;
-    for (std::size_t q = 0; q < queues; ++q)
-      if (!queues_[q].empty() && (least < 0 || queues_[q].front().left < least))
-        least = queues_[q].front().left, first = q;
-    if (bandwidth_ > 0) move(least / rate());
-    ends_[queues_[first].front().number] = now_;
-    ++queues_[first].head;
-    if (!queues_[first].empty()) begins_[queues_[first].front().number] = now_;
+    line& next = next_queue();
+    if (bandwidth_ > 0) move(next.front().left / rate());
+    ends_[next.front().number] = now_;
+    ++next.head;
+    if (!next.empty()) begins_[next.front().number] = now_;
   }
 
   double bandwidth_, now_ = 0;
