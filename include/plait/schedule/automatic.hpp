@@ -157,15 +157,6 @@ struct greedy_rule {
   bool split = true;           ///< I and W; else whole backwards B
 };
 
-namespace detail {
-
-/// The numbers of actions of each chunk that a rank has run.
-struct greedy_counts {
-  std::vector<int> forwards, inputs;
-};
-
-}  // namespace detail
-
 /// Builds a schedule in the order of simulated time: each free rank takes a ready action by `rule`, within
 /// `max_chunks_held` activations. Deterministic. An order that gets stuck is returned incomplete. Throws `error` for
 /// illegal sizes, and for `costs` like `simulate`.
@@ -173,8 +164,11 @@ inline schedule make_greedy(const pipeline_shape& shape, const schedule_costs& c
                             int max_chunks_held) {
   detail::require_costs("make_greedy", shape, costs);
   const int p = shape.ranks, v = shape.chunks, m = shape.microbatches;
+  struct counts {
+    std::vector<int> forwards, inputs;  ///< actions that a rank has run, of each chunk
+  };
   const std::vector<int> none(static_cast<std::size_t>(v), 0);
-  std::vector<detail::greedy_counts> done(static_cast<std::size_t>(p), {none, none});
+  std::vector<counts> done(static_cast<std::size_t>(p), {none, none});
 
   return detail::lay_out(
       "automatic", shape, costs,
@@ -321,18 +315,13 @@ inline schedule automatic(const pipeline_shape& shape, const schedule_costs& cos
     consider(made);
     for (double patience : {0.0, 0.25, 0.5, 0.75, 1.0}) consider(refill_weights(made, costs, patience, limit));
   };
-  const auto consider_policy = [&]<class Policy>(const Policy&) {
+  const auto consider_policy = [&]<class Policy>(const type_list<Policy>&) {
     const pipeline_shape its = shape_of<Policy>(shape.ranks, shape.microbatches);
     if (its == shape && check_shape<Policy>(its).ok()) consider_hand_made(Policy::make(its));
   };
-  consider_policy(gpipe{});
-  consider_policy(one_f_one_b{});
-  consider_policy(zb_h1{});
-  consider_policy(zb_h2{});
-  consider_policy(zb_v{});
-  consider_policy(dualpipe_v{});
-  consider_policy(v_half{});
-  consider_policy(v_min{});
+  [&]<class... Policies>(const type_list<Policies...>&) {
+    (consider_policy(type_list<Policies>{}), ...);
+  }(detail::hand_made_policies{});
   if (shape.placement == stage_placement::straight && shape.chunks > 1 && shape.microbatches % shape.ranks == 0)
     consider_hand_made(detail::make_interleaved("interleaved", shape));
 

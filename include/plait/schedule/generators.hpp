@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plait/core/containers.hpp"
 #include "plait/core/macros_off.hpp"
 #include "plait/schedule/schedule.hpp"
 #include "plait/schedule/verify.hpp"
@@ -381,6 +382,12 @@ struct dualpipe_v {
   }
 };
 
+namespace detail {
+
+/// The policies above with a fixed number of chunks.
+using hand_made_policies = type_list<gpipe, one_f_one_b, zb_h1, zb_h2, zb_v, dualpipe_v, v_half, v_min>;
+
+}  // namespace detail
 }  // namespace plait
 
 #include "plait/core/macros_on.hpp"

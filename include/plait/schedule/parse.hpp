@@ -142,8 +142,7 @@ inline std::string to_csv(const schedule& s) {
 /// The texts that `parse_schedule` accepts.
 inline constexpr std::string_view schedule_names =
     "gpipe, 1f1b, interleaved:V (V chunks per rank, as in interleaved:2), zb_h1, zb_h2, zb_v, v_half, v_min, "
-    "dualpipe_v, "
-    "automatic, automatic:2 (two chunks in a vee), or a FILE.csv";
+    "dualpipe_v, automatic, automatic:2 (two chunks in a vee), or a FILE.csv";
 
 namespace detail {
 
@@ -165,18 +164,12 @@ schedule made(std::string_view text, int ranks, int microbatches) {
 }
 
 /// Makes the hand-made schedule with this name.
-inline schedule made_by_name(std::string_view text, int ranks, int microbatches) {
-  struct named {
-    std::string_view name;
-    schedule (*make)(std::string_view, int, int);
-  };
-  constexpr named all[] = {{gpipe::name, made<gpipe>}, {one_f_one_b::name, made<one_f_one_b>},
-                           {zb_h1::name, made<zb_h1>}, {zb_h2::name, made<zb_h2>},
-                           {zb_v::name, made<zb_v>},   {v_half::name, made<v_half>},
-                           {v_min::name, made<v_min>}, {dualpipe_v::name, made<dualpipe_v>}};
-  for (const named& one : all)
-    if (one.name == text) return one.make(text, ranks, microbatches);
-  bad_schedule(text, "unknown schedule; legal are " + std::string(schedule_names));
+template <class... Policies>
+schedule made_by_name(const type_list<Policies...>&, std::string_view text, int ranks, int microbatches) {
+  schedule s;
+  const bool known = ((Policies::name == text && (s = made<Policies>(text, ranks, microbatches), true)) || ...);
+  if (!known) bad_schedule(text, "unknown schedule; legal are " + std::string(schedule_names));
+  return s;
 }
 
 inline schedule read_schedule(std::string_view text, int ranks, int microbatches) {
@@ -243,7 +236,7 @@ inline schedule parse_schedule(std::string_view text, int ranks, int microbatche
   } else if (text == "automatic") {
     s = automatic({.ranks = ranks, .microbatches = microbatches}, costs, options);
   } else {
-    s = detail::made_by_name(text, ranks, microbatches);
+    s = detail::made_by_name(detail::hand_made_policies{}, text, ranks, microbatches);
   }
   if (const schedule_verdict v = verify(s); !v.ok()) detail::refuse_schedule(text, v, ranks, microbatches);
   return s;
