@@ -91,12 +91,8 @@ struct precision<bf16> {
 /// format here needs loss scaling.
 struct bf16_no_masters {};
 template <>
-struct precision<bf16_no_masters> {
-  using activation = bf16;
-  using weight = bf16;
-  using gradient = float;
+struct precision<bf16_no_masters> : precision<bf16> {
   using master = bf16;
-  using statistic = float;
 };
 
 /// bf16 with gradients in bf16 as well, and no masters. Each pass sums its terms in float, and rounds when it adds the
@@ -105,12 +101,8 @@ struct precision<bf16_no_masters> {
 /// with `gradient_wire::f32`, in float.
 struct bf16_gradients {};
 template <>
-struct precision<bf16_gradients> {
-  using activation = bf16;
-  using weight = bf16;
+struct precision<bf16_gradients> : precision<bf16_no_masters> {
   using gradient = bf16;
-  using master = bf16;
-  using statistic = float;
 };
 
 /// As `bf16_gradients`, with float masters: updates are exact, and only gradients are rounded to bf16.

@@ -53,14 +53,13 @@ constexpr collective_cost cost(const plan& p, std::size_t i, const mesh_shape& m
   if (!kind) return {};
   const std::int64_t ranks = mesh.size(s.axes);
   if (ranks == 1) return {*kind, s.axes, 0, 0};
-  if (*kind == collective::all_to_all)
-    return {*kind, s.axes,
-            static_cast<std::uint64_t>(local_box(p.before(i), mesh, sizes, rank).local_size()) * element_bytes,
-            exchanged_elements(p.before(i), s.after, s.axes, mesh, sizes, rank) * element_bytes};
   const auto sent = [&](const layout& a) {
     return static_cast<std::uint64_t>(local_box(a, mesh, sizes, rank).local_size()) * element_bytes;
   };
   const std::uint64_t payload = sent(p.before(i));
+  if (*kind == collective::all_to_all)
+    return {*kind, s.axes, payload,
+            exchanged_elements(p.before(i), s.after, s.axes, mesh, sizes, rank) * element_bytes};
   if (*kind == collective::all_gather)  // each part goes to the other ranks
     return {*kind, s.axes, payload, static_cast<std::uint64_t>(ranks - 1) * sent(s.after)};
   return {*kind, s.axes, payload, wire_bytes(*kind, static_cast<int>(ranks), payload)};

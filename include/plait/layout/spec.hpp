@@ -2,6 +2,7 @@
 // mesh.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "plait/core/containers.hpp"
@@ -34,15 +35,8 @@ template <class Item>
 struct item_traits {
   using dims = type_list<>;
   using axes = type_list<>;
-  static constexpr bool known = dim_like<Item>;
+  static constexpr bool known = false;
   static constexpr void apply(layout&) {}
-};
-template <dim_like Dim>
-struct item_traits<Dim> {
-  using dims = type_list<Dim>;
-  using axes = type_list<>;
-  static constexpr bool known = true;
-  static constexpr void apply(layout& a) { a.dims.push_back({dim_of<Dim>, {}}); }
 };
 template <dim_like Dim, axis_like... Axes>
 struct item_traits<shard<Dim, Axes...>> {
@@ -54,6 +48,8 @@ struct item_traits<shard<Dim, Axes...>> {
     (a.dims.back().axes.push_back(axis_of<Axes>), ...);
   }
 };
+template <dim_like Dim>
+struct item_traits<Dim> : item_traits<shard<Dim>> {};
 template <state State, class... Axes>
 struct state_item {
   using dims = type_list<>;
@@ -97,13 +93,7 @@ constexpr bool each_once([[maybe_unused]] type_list<Tags...> all) {
 }
 
 template <class Dim, class... Axes>
-struct shard_or_whole {
-  using type = shard<Dim, Axes...>;
-};
-template <class Dim>
-struct shard_or_whole<Dim> {
-  using type = Dim;
-};
+using shard_or_whole = std::conditional_t<sizeof...(Axes) == 0, Dim, shard<Dim, Axes...>>;
 
 /// Builds `placed<...>` from the layout `Value::value`, given the tags that occur in it.
 template <class Value, class Dims, class Axes>
@@ -111,9 +101,9 @@ struct place {
   static constexpr layout value = Value::value;
 
   template <std::size_t D, std::size_t... Is>
-  static auto dim_item(std::index_sequence<Is...>) ->
-      typename shard_or_whole<type_at<index_of(value.dims[D].dim, Dims{}), Dims>,
-                              type_at<index_of(value.dims[D].axes[Is], Axes{}), Axes>...>::type;
+  static auto dim_item(std::index_sequence<Is...>)
+      -> shard_or_whole<type_at<index_of(value.dims[D].dim, Dims{}), Dims>,
+                        type_at<index_of(value.dims[D].axes[Is], Axes{}), Axes>...>;
   template <std::size_t... Ds>
   static auto dim_items(std::index_sequence<Ds...>)
       -> type_list<decltype(dim_item<Ds>(std::make_index_sequence<value.dims[Ds].axes.size()>{}))...>;

@@ -84,10 +84,11 @@ namespace detail {
 
 inline constexpr double mebi = 1024.0 * 1024.0, gibi = 1024 * mebi;
 
-/// The values that all Hopper GPUs share: the tensor cores (data sheet, dense), and shares fitted to step times. Memory
-/// sizes are those that drivers report, in MiB, which are larger than the product's name says.
-inline hardware hopper() {
+/// H100, whose values other Hopper GPUs share: the tensor cores (data sheet, dense), and shares fitted to step times.
+/// Memory sizes are those that drivers report, in MiB, which are larger than the product's name says.
+inline hardware h100() {
   hardware h;
+  h.name = "H100";
   h.peak = {66.9e12, 989.4e12, 1978.9e12};
   h.memory = 81559 * mebi;
   h.memory_bandwidth = 3.35e12;
@@ -138,15 +139,9 @@ inline hardware a100() {
   return h;
 }
 
-inline hardware h100() {
-  hardware h = hopper();
-  h.name = "H100";
-  return h;
-}
-
 /// H200 has the cores of H100, with more and faster memory.
 inline hardware h200() {
-  hardware h = hopper();
+  hardware h = h100();
   h.name = "H200";
   h.memory = 143771 * mebi;
   h.memory_bandwidth = 4.8e12;
@@ -156,7 +151,7 @@ inline hardware h200() {
 /// A Hopper GPU on a Grace CPU: 4 of them on NVLink without a switch, with one 200 Gbit/s Slingshot or InfiniBand port
 /// each, as in the Alps machine.
 inline hardware gh200() {
-  hardware h = hopper();
+  hardware h = h100();
   h.name = "GH200";
   h.memory = 97871 * mebi;
   h.memory_bandwidth = 4.0e12;
@@ -171,7 +166,7 @@ inline hardware gh200() {
 /// 0.47 and 0.55). The share of fp8 products is Hopper's times the ratio of both GPUs' best products (0.763 and 0.709
 /// of the peak; ml-engineering), reduced by the same factor. All other values are Hopper's.
 inline hardware b200() {
-  hardware h = hopper();
+  hardware h = h100();
   h.name = "B200";
   h.peak = {80e12, 2250e12, 4500e12};
   h.memory = 183359 * mebi;

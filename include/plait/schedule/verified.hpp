@@ -19,7 +19,7 @@ struct microbatches {
   static_assert(N >= 1 && N <= max_microbatches, "microbatches<N> needs 1 to 65535 microbatches");
 };
 template <int N>
-struct activations_at_most {};
+struct activations_at_most {};  // negative: no limit
 
 /// The facts of a compile error, as types that the compiler prints.
 template <int Rank>
@@ -66,12 +66,8 @@ struct schedule_refusal {
                        decltype(nearest_fact<v>())>;
 };
 
-template <class Policy, class... Arguments>
+template <class Policy, class Ranks, class Microbatches, class Limit = activations_at_most<-1>>
 struct verifier;
-template <class Policy, int Ranks, int Microbatches>
-struct verifier<Policy, pipeline_ranks<Ranks>, microbatches<Microbatches>> {
-  static constexpr schedule_verdict verdict = verdict_of<Policy, Ranks, Microbatches>({});
-};
 template <class Policy, int Ranks, int Microbatches, int Limit>
 struct verifier<Policy, pipeline_ranks<Ranks>, microbatches<Microbatches>, activations_at_most<Limit>> {
   static constexpr schedule_verdict verdict =
