@@ -8,6 +8,7 @@
 // expect: a kernel has one to four operands in addition to its outputs: a contraction two, a reduction one, rows_of a table and ids
 // expect: the spec of this part has no such dim
 // errors-at-most: 10
+#include "if_fixed.hpp"
 #include "plait/layout/apply.hpp"
 
 using namespace plait;
@@ -21,62 +22,42 @@ using rows = spec<shard<seq, tp>, hidden>;
 void one(float*, const float*, std::int64_t) {}
 void two(float*, const float*, const float*, std::int64_t) {}
 
-#ifdef PLAIT_FAIL_FIX
-using in_kernel = whole;
-using sum_of_kernel = whole;
-using soft = spec<seq, shard<hidden, tp>>;
-#else
-using in_kernel = product;
-using sum_of_kernel = product;
-using soft = rows;
-#endif
+void kernel(float*, if_fixed<const float, float>*) {}
 
+using in_kernel = if_fixed<whole, product>;
 void activation(const part<float, in_kernel>& y, const part<const float, in_kernel>& x) {
   apply(rule::nonlinear, one, y, x);
 }
-void bias(const part<float, sum_of_kernel>& y, const part<const float, sum_of_kernel>& x,
+void bias(const part<float, in_kernel>& y, const part<const float, in_kernel>& x,
           const part<const float, spec<hidden, replicate<tp>>>& b) {
   apply(rule::sum, two, y, x, b);
 }
 // A forgotten all-reduce: the program declares that the sum is complete.
-#ifdef PLAIT_FAIL_FIX
-void forgotten(const part<float, product>& y, const part<const float, product>& x) { apply(rule::sum, one, y, x); }
-#else
-void forgotten(const part<float, settled>& y, const part<const float, product>& x) { apply(rule::sum, one, y, x); }
-#endif
+void forgotten(const part<float, if_fixed<product, settled>>& y, const part<const float, product>& x) {
+  apply(rule::sum, one, y, x);
+}
 // The gradient of a bias is a term of a sum over the ranks that share the rows.
-#ifdef PLAIT_FAIL_FIX
-using bias_gradient = spec<hidden, partial<tp>>;
-#else
-using bias_gradient = spec<hidden, invariant<tp>>;
-#endif
-void gradient(const part<float, bias_gradient>& db, const part<const float, rows>& dy) {
+void gradient(const part<float, spec<hidden, if_fixed<partial<tp>, invariant<tp>>>>& db,
+              const part<const float, rows>& dy) {
   apply(rule::reduction, one, db, dy);
 }
+using soft = if_fixed<spec<seq, shard<hidden, tp>>, rows>;
 void softmax_over_tokens(const part<float, soft>& y, const part<const float, soft>& x) {
   apply(rule::nonlinear.over<seq>(), one, y, x);
 }
 
 // Arrays with other dims, and a kernel that may write to its operand.
-#ifdef PLAIT_FAIL_FIX
-using other_dims = spec<shard<seq, tp>, hidden>;
-void kernel(float*, const float*) {}
-#else
-using other_dims = spec<seq, shard<ffn, tp>>;
-void kernel(float*, float*) {}
-#endif
-void dims(const part<float, other_dims>& y, const part<const float, rows>& x) { apply(rule::nonlinear, one, y, x); }
+void dims(const part<float, if_fixed<rows, spec<seq, shard<ffn, tp>>>>& y, const part<const float, rows>& x) {
+  apply(rule::nonlinear, one, y, x);
+}
 void writes(const part<float, rows>& y, const part<const float, rows>& x) { apply(rule::nonlinear, kernel, y, x); }
 
 // A reduction of two operands, and the size of a dim that an array does not have.
+void counted(const part<float, spec<hidden, partial<tp>>>& db, const part<const float, rows>& x) {
 #ifdef PLAIT_FAIL_FIX
-void counted(const part<float, spec<hidden, partial<tp>>>& db, const part<const float, rows>& x) {
   apply(rule::reduction, one, db, x);
-}
-std::int64_t size_of(const part<float, rows>& x) { return x.extent<hidden>(); }
 #else
-void counted(const part<float, spec<hidden, partial<tp>>>& db, const part<const float, rows>& x) {
   apply(rule::reduction, two, db, x, x);
-}
-std::int64_t size_of(const part<float, rows>& x) { return x.extent<ffn>(); }
 #endif
+}
+std::int64_t size_of(const part<float, rows>& x) { return x.extent<if_fixed<hidden, ffn>>(); }

@@ -1,5 +1,6 @@
 // expect: my_policy
 // errors-at-most: 1
+#include "if_fixed.hpp"
 #include "plait/layout/check.hpp"
 #include "plait/layout/experts.hpp"
 #include "plait/layout/layout.hpp"
@@ -50,36 +51,22 @@ using cluster = mesh<axis<dp>, axis<tp, 4>>;
 // case: attention_kv_heads_lead
 // expect: the axes of kv_heads must be the leading axes of heads: shard<heads, a, b> goes with shard<kv_heads, a, b> or shard<kv_heads, a>
 // expect: on_axis<plait::tp>
-#ifdef PLAIT_FAIL_FIX
-using q = spec<seq, shard<heads, tp, cp>, head_dim>;
-#else
-using q = spec<seq, shard<heads, cp, tp>, head_dim>;
-#endif
+using q = if_fixed<spec<seq, shard<heads, tp, cp>, head_dim>, spec<seq, shard<heads, cp, tp>, head_dim>>;
 using kv = spec<seq, shard<kv_heads, tp>, head_dim, replicate<cp>>;
 static_assert(enforced<attention_of<q, kv>, my_policy, q, kv>);
 
 // case: attention_sharded_head_dim
 // expect: attention needs whole heads on the rank: the dim that its scores sum over is sharded. Shard the heads instead
 // expect: on_axis<plait::tp>
-#ifdef PLAIT_FAIL_FIX
-using q = spec<seq, shard<heads, tp>, head_dim>;
-using kv = spec<seq, shard<kv_heads, tp>, head_dim>;
-#else
-using q = spec<seq, heads, shard<head_dim, tp>>;
-using kv = spec<seq, kv_heads, shard<head_dim, tp>>;
-#endif
+using q = if_fixed<spec<seq, shard<heads, tp>, head_dim>, spec<seq, heads, shard<head_dim, tp>>>;
+using kv = if_fixed<spec<seq, shard<kv_heads, tp>, head_dim>, spec<seq, kv_heads, shard<head_dim, tp>>>;
 static_assert(enforced<attention_of<q, kv>, my_policy, q, kv>);
 
 // case: attention_sharded_seq
 // expect: attention needs all keys of a sequence on the rank: gather the sequence, or use a context-parallel policy
 // expect: on_axis<plait::cp>
-#ifdef PLAIT_FAIL_FIX
-using q = spec<seq, heads, head_dim, replicate<cp>>;
-using kv = spec<seq, kv_heads, head_dim, replicate<cp>>;
-#else
-using q = spec<shard<seq, cp>, heads, head_dim>;
-using kv = spec<shard<seq, cp>, kv_heads, head_dim>;
-#endif
+using q = if_fixed<spec<seq, heads, head_dim, replicate<cp>>, spec<shard<seq, cp>, heads, head_dim>>;
+using kv = if_fixed<spec<seq, kv_heads, head_dim, replicate<cp>>, spec<shard<seq, cp>, kv_heads, head_dim>>;
 static_assert(enforced<attention_of<q, kv>, my_policy, q, kv>);
 
 // case: axis_order
@@ -87,83 +74,54 @@ static_assert(enforced<attention_of<q, kv>, my_policy, q, kv>);
 // expect: a dim is sharded over the same axes in a different order in two operands: the local parts are different rows
 // expect: on_dim<plait::seq>
 using a = spec<shard<seq, cp, tp>, hidden>;
-#ifdef PLAIT_FAIL_FIX
-using b = spec<shard<seq, cp, tp>, hidden>;
-#else
-using b = spec<shard<seq, tp, cp>, hidden>;
-#endif
+using b = if_fixed<spec<shard<seq, cp, tp>, hidden>, spec<shard<seq, tp, cp>, hidden>>;
 static_assert(enforced<combination_of<combine::sum, a, b>, my_policy, a, b>);
 
 // case: bias_on_partial
 // expect: a sum of a partial value and one that is not partial would count the latter once per rank: resolve the pending sum first, then add
 // expect: on_axis<plait::tp>
-#ifdef PLAIT_FAIL_FIX
-using a = spec<shard<seq, tp>, hidden>;
-#else
-using a = spec<seq, hidden, partial<tp>>;
-#endif
+using a = if_fixed<spec<shard<seq, tp>, hidden>, spec<seq, hidden, partial<tp>>>;
 using b = spec<hidden, replicate<tp>>;
 static_assert(enforced<combination_of<combine::sum, a, b>, my_policy, a, b>);
 
 // case: boundary_unknown
 // expect: a spec names an axis that the mesh does not have
 // expect: on_axis<plait::cp>
-#ifdef PLAIT_FAIL_FIX
-static_assert(boundary<spec<shard<batch, dp>, seq, shard<hidden, tp>>, cluster, my_policy>);
-#else
-static_assert(boundary<spec<shard<batch, dp>, shard<seq, cp>, shard<hidden, tp>>, cluster, my_policy>);
-#endif
+using a = if_fixed<spec<shard<batch, dp>, seq, shard<hidden, tp>>,
+                   spec<shard<batch, dp>, shard<seq, cp>, shard<hidden, tp>>>;
+static_assert(boundary<a, cluster, my_policy>);
 
 // case: boundary_unmentioned
 // with-nvcc: yes
 // expect: a boundary spec must mention every axis of its mesh: shard a dim over it, or write replicate<axis>, partial<axis> or invariant<axis>
 // expect: on_axis<plait::dp>
-#ifdef PLAIT_FAIL_FIX
-static_assert(boundary<spec<shard<batch, dp>, shard<hidden, tp>>, cluster, my_policy>);
-#else
-static_assert(boundary<spec<batch, shard<hidden, tp>>, cluster, my_policy>);
-#endif
+using a = if_fixed<spec<shard<batch, dp>, shard<hidden, tp>>, spec<batch, shard<hidden, tp>>>;
+static_assert(boundary<a, cluster, my_policy>);
 
 // case: forgotten_replicate_of_weight
 // expect: an invariant value mixes with nothing but invariant values: its gradient would miss the other ranks' terms. Use it as replicate<axis> (no communication now, one reduction of its gradient)
 // expect: on_axis<plait::dp>
 using a = spec<shard<batch, dp>, hidden>;
-#ifdef PLAIT_FAIL_FIX
-using b = spec<hidden, replicate<dp>>;
-#else
-using b = spec<hidden>;
-#endif
+using b = if_fixed<spec<hidden, replicate<dp>>, spec<hidden>>;
 static_assert(enforced<combination_of<combine::product, a, b>, my_policy, a, b>);
 
 // case: meets_invariant
 // expect: an invariant value mixes with nothing but invariant values: its gradient would miss the other ranks' terms. Use it as replicate<axis> (no communication now, one reduction of its gradient)
 // expect: on_axis<plait::tp>
-#ifdef PLAIT_FAIL_FIX
-using a = spec<seq, hidden, replicate<tp>>;
-#else
-using a = spec<seq, hidden, invariant<tp>>;
-#endif
+using a = if_fixed<spec<seq, hidden, replicate<tp>>, spec<seq, hidden, invariant<tp>>>;
 using b = spec<shard<ffn, tp>, hidden>;
 static_assert(enforced<product_of<out<seq, ffn>, a, b>, my_policy, a, b>);
 
 // case: nonlinear_on_partial
 // expect: a nonlinear operation on a partial value: each rank holds only a term of a pending sum. Resolve it first
 // expect: on_axis<plait::tp>
-#ifdef PLAIT_FAIL_FIX
-using a = spec<seq, shard<ffn, tp>>;
-#else
-using a = spec<seq, ffn, partial<tp>>;
-#endif
+using a = if_fixed<spec<seq, shard<ffn, tp>>, spec<seq, ffn, partial<tp>>>;
 static_assert(enforced<nonlinear_of<a>, my_policy, a>);
 
 // case: one_axis_two_dims
 // expect: one axis shards different dims of two operands: each rank would combine parts that do not belong together
 // expect: on_axis<plait::tp>
-#ifdef PLAIT_FAIL_FIX
-using a = spec<seq, hidden, replicate<tp>>;
-#else
-using a = spec<shard<seq, tp>, hidden>;
-#endif
+using a = if_fixed<spec<seq, hidden, replicate<tp>>, spec<shard<seq, tp>, hidden>>;
 using b = spec<shard<ffn, tp>, hidden>;
 static_assert(enforced<product_of<out<seq, ffn>, a, b>, my_policy, a, b>);
 
@@ -171,54 +129,34 @@ static_assert(enforced<product_of<out<seq, ffn>, a, b>, my_policy, a, b>);
 // expect: the product of two partial values is not partial: the sum of products is not the product of sums. Resolve one of the pending sums first
 // expect: on_axis<plait::tp>
 using a = spec<seq, hidden, partial<tp>>;
-#ifdef PLAIT_FAIL_FIX
-using b = spec<seq, hidden, replicate<tp>>;
-#else
-using b = spec<seq, hidden, partial<tp>>;
-#endif
+using b = if_fixed<spec<seq, hidden, replicate<tp>>, spec<seq, hidden, partial<tp>>>;
 static_assert(enforced<combination_of<combine::product, a, b>, my_policy, a, b>);
 
 // case: partial_times_varying
 // expect: a product of a partial and a sharded value mixes terms of one rank with the shard of another: resolve the pending sum first
 // expect: on_axis<plait::tp>
-#ifdef PLAIT_FAIL_FIX
-using a = spec<seq, hidden, replicate<tp>>;
-#else
-using a = spec<seq, hidden, partial<tp>>;
-#endif
+using a = if_fixed<spec<seq, hidden, replicate<tp>>, spec<seq, hidden, partial<tp>>>;
 using b = spec<shard<ffn, tp>, hidden>;
 static_assert(enforced<product_of<out<seq, ffn>, a, b>, my_policy, a, b>);
 
 // case: redistribute_other_dims
 // expect: the dims are not the ones expected here, in this order
 using a = spec<shard<seq, tp>, hidden>;
-#ifdef PLAIT_FAIL_FIX
-using b = spec<seq, shard<hidden, tp>>;
-#else
-using b = spec<hidden, shard<seq, tp>>;
-#endif
+using b = if_fixed<spec<seq, shard<hidden, tp>>, spec<hidden, shard<seq, tp>>>;
 static_assert(enforced<move_of<a, b>, my_policy, a, b>);
 
 // case: reduced_over_shard
 // expect: a nonlinear reduction over a dim that is sharded: each rank sees only its part. Gather the dim first
 // expect: on_axis<plait::cp>
 // expect: on_dim<plait::seq>
-#ifdef PLAIT_FAIL_FIX
-using a = spec<seq, shard<hidden, cp>>;
-#else
-using a = spec<shard<seq, cp>, hidden>;
-#endif
+using a = if_fixed<spec<seq, shard<hidden, cp>>, spec<shard<seq, cp>, hidden>>;
 static_assert(enforced<maximum_of<a, seq>, my_policy, a>);
 
 // case: residual_on_partial
 // expect: a sum of a partial value and one that is not partial would count the latter once per rank: resolve the pending sum first, then add
 // expect: on_axis<plait::dp>
 using a = spec<shard<seq, tp>, hidden, partial<dp>>;
-#ifdef PLAIT_FAIL_FIX
-using b = spec<shard<seq, tp>, hidden, partial<dp>>;
-#else
-using b = spec<shard<seq, tp>, hidden, invariant<dp>>;
-#endif
+using b = if_fixed<spec<shard<seq, tp>, hidden, partial<dp>>, spec<shard<seq, tp>, hidden, invariant<dp>>>;
 static_assert(enforced<combination_of<combine::sum, a, b>, my_policy, a, b>);
 
 // case: rows_of_other_tokens
@@ -230,11 +168,8 @@ struct mixture_of {
       combine_rows(layout_v<Rows>, layout_v<Weights>, {dim_of<experts>, dim_of<expert_slot>, dim_of<expert_choice>}).verdict;
 };
 
-#ifdef PLAIT_FAIL_FIX
-using rows = spec<experts, shard<expert_slot, dp, ep>, hidden>;
-#else
-using rows = spec<shard<experts, ep>, shard<expert_slot, dp>, hidden>;  // still at the experts
-#endif
+using rows = if_fixed<spec<experts, shard<expert_slot, dp, ep>, hidden>,
+                      spec<shard<experts, ep>, shard<expert_slot, dp>, hidden>>;  // still at the experts
 using weights = spec<shard<batch, dp, ep>, seq, expert_choice>;
 static_assert(enforced<mixture_of<rows, weights>, my_policy, rows, weights>);
 
@@ -243,22 +178,14 @@ static_assert(enforced<mixture_of<rows, weights>, my_policy, rows, weights>);
 // expect: on_axis<plait::tp>
 // expect: on_dim<plait::hidden>
 using a = spec<seq, shard<hidden, tp>>;
-#ifdef PLAIT_FAIL_FIX
-using b = spec<ffn, shard<hidden, tp>>;
-#else
-using b = spec<ffn, hidden, replicate<tp>>;
-#endif
+using b = if_fixed<spec<ffn, shard<hidden, tp>>, spec<ffn, hidden, replicate<tp>>>;
 static_assert(enforced<product_of<out<seq, ffn>, a, b>, my_policy, a, b>);
 
 // case: too_few_elements
 // expect: a dim has fewer elements than there are ranks that shard it
 // expect: on_axis<plait::tp>
 // expect: on_dim<plait::heads>
-#ifdef PLAIT_FAIL_FIX
-inline constexpr std::int64_t head_count = 8;
-#else
-inline constexpr std::int64_t head_count = 3;
-#endif
+inline constexpr std::int64_t head_count = fixed ? 8 : 3;
 using a = spec<shard<heads, tp>>;
 static_assert(enforced<parts_of<a, mesh<axis<tp, 4>>, heads, head_count>, my_policy, a>);
 
@@ -266,9 +193,6 @@ static_assert(enforced<parts_of<a, mesh<axis<tp, 4>>, heads, head_count>, my_pol
 // expect: the dims are not the ones expected here, in this order
 // No redistribution turns original order into zigzag order: the data loader places tokens.
 using text = spec<shard<batch, dp>, shard<seq, cp>, hidden>;
-#ifdef PLAIT_FAIL_FIX
-using other = spec<shard<batch, dp>, seq, hidden, replicate<cp>>;
-#else
-using other = spec<shard<batch, dp>, shard<zseq, cp>, hidden>;
-#endif
+using other =
+    if_fixed<spec<shard<batch, dp>, seq, hidden, replicate<cp>>, spec<shard<batch, dp>, shard<zseq, cp>, hidden>>;
 static_assert(enforced<move_of<text, other>, my_policy, text, other>);

@@ -9,20 +9,13 @@
 // expect: microbatches<N> needs 1 to 65535 microbatches
 // expect: interleaved<V> needs 2 to 255 chunks per rank; with one chunk it is one_f_one_b
 // errors-at-most: 6
+#include "if_fixed.hpp"
 #include "plait/schedule/verified.hpp"
 
 using namespace plait;
 
-#ifdef PLAIT_FAIL_FIX
-static_assert(verify<interleaved<2>, pipeline_ranks<4>, microbatches<16>>());
-static_assert(verify<dualpipe_v, pipeline_ranks<4>, microbatches<8>>());
-static_assert(verify<zb_h1, pipeline_ranks<4>, microbatches<8>, activations_at_most<4>>());
-constexpr auto sizes = sizeof(pipeline_ranks<1>) + sizeof(microbatches<1>);
-constexpr int chunks = interleaved<2>::chunks;
-#else
-static_assert(verify<interleaved<2>, pipeline_ranks<4>, microbatches<14>>());
-static_assert(verify<dualpipe_v, pipeline_ranks<4>, microbatches<6>>());
-static_assert(verify<zb_h2, pipeline_ranks<4>, microbatches<8>, activations_at_most<4>>());
-constexpr auto sizes = sizeof(pipeline_ranks<0>) + sizeof(microbatches<0>);
-constexpr int chunks = interleaved<1>::chunks;
-#endif
+static_assert(verify<interleaved<2>, pipeline_ranks<4>, microbatches<fixed ? 16 : 14>>());
+static_assert(verify<dualpipe_v, pipeline_ranks<4>, microbatches<fixed ? 8 : 6>>());
+static_assert(verify<if_fixed<zb_h1, zb_h2>, pipeline_ranks<4>, microbatches<8>, activations_at_most<4>>());
+constexpr auto sizes = sizeof(pipeline_ranks<fixed ? 1 : 0>) + sizeof(microbatches<fixed ? 1 : 0>);
+constexpr int chunks = interleaved<fixed ? 2 : 1>::chunks;
