@@ -29,6 +29,13 @@ inline step_schedule step_of(const char* name, int ranks, int microbatches, cons
   return expand(s, units_of(s.shape.stages(), each, tied), policy);
 }
 
+/// Two units of the first stage are tied to two of the last one.
+inline step_schedule tied_twice(const char* name, int microbatches) {
+  std::vector<step_unit> units = units_of(2, 3);
+  units[0].tied_to = 5, units[5].tied_to = 0, units[1].tied_to = 4, units[4].tied_to = 1;
+  return expand(parse_schedule(name, 2, microbatches), units, {});
+}
+
 inline std::string text_of(const std::vector<step_entry>& program) {
   std::string text;
   for (const step_entry& e : program) {
@@ -43,25 +50,48 @@ inline std::string text_of(const std::vector<step_entry>& program) {
   return text;
 }
 
-inline int place_of(const step_schedule& s, int rank, step_op op, int unit, int which = 0) {
-  const std::vector<step_entry>& program = s.programs[static_cast<std::size_t>(rank)];
+/// An entry of a rank's program: the `which`-th of its kind and unit, from 0.
+struct place {
+  step_op op;
+  int unit = -1, which = 0, rank = 0;
+};
+
+inline int place_of(const step_schedule& s, place p) {
+  const std::vector<step_entry>& program = s.programs[static_cast<std::size_t>(p.rank)];
   for (std::size_t i = 0; i < program.size(); ++i)
-    if (program[i].op == op && program[i].unit == unit && which-- == 0) return static_cast<int>(i);
+    if (program[i].op == p.op && program[i].unit == p.unit && p.which-- == 0) return static_cast<int>(i);
   FAIL("there is no such entry");
   return -1;
 }
-inline void move(step_schedule& s, int rank, int from, int to) {
+inline step_entry entry_at(const step_schedule& s, const place& p) {
+  return s.programs[static_cast<std::size_t>(p.rank)][static_cast<std::size_t>(place_of(s, p))];
+}
+
+// The step `s` with a fault.
+inline step_schedule without(step_schedule s, const place& p) {
+  std::vector<step_entry>& program = s.programs[static_cast<std::size_t>(p.rank)];
+  program.erase(program.begin() + place_of(s, p));
+  return s;
+}
+inline step_schedule with(step_schedule s, int at, const step_entry& e, int rank = 0) {
   std::vector<step_entry>& program = s.programs[static_cast<std::size_t>(rank)];
-  const step_entry e = program[static_cast<std::size_t>(from)];
-  program.erase(program.begin() + from);
-  program.insert(program.begin() + to, e);
+  program.insert(program.begin() + at, e);
+  return s;
 }
-inline void erase(step_schedule& s, int rank, int at) {
-  s.programs[static_cast<std::size_t>(rank)].erase(s.programs[static_cast<std::size_t>(rank)].begin() + at);
+inline step_schedule with(const step_schedule& s, const place& p, const step_entry& e) {
+  return with(s, place_of(s, p), e, p.rank);
 }
-inline void insert(step_schedule& s, int rank, int at, const step_entry& e) {
-  s.programs[static_cast<std::size_t>(rank)].insert(s.programs[static_cast<std::size_t>(rank)].begin() + at, e);
+/// With an entry moved to the index `to`. Entries between move by one place.
+inline step_schedule moved(const step_schedule& s, const place& p, int to) {
+  return with(without(s, p), to, entry_at(s, p), p.rank);
 }
+/// With an entry moved to the index that another one has, or to a later one.
+inline step_schedule moved(const step_schedule& s, const place& p, const place& other, int later = 0) {
+  return moved(s, p, place_of(s, other) + later);
+}
+
+/// Fails unless `verify` refuses a step with this text.
+inline void check_refused(const step_schedule& s, const std::string& text) { CHECK(describe(verify(s)) == text); }
 
 inline constexpr data_parallel plain{}, zero1{.level = zero_level::optimizer}, zero2{.level = zero_level::gradients},
     zero3{.level = zero_level::parameters};

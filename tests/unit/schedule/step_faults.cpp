@@ -14,215 +14,142 @@ using namespace plait;
 using namespace plait::test;
 
 TEST_CASE("faults in a step are refused, naming both entries") {
-  const auto refused = [](const step_schedule& s, const std::string& text, const step_memory& memory = {}) {
-    CHECK(describe(verify(s, memory)) == text);
-  };
+  using enum step_op;
   const step_schedule three = step_of("gpipe", 1, 2, zero3), one = step_of("gpipe", 1, 2, zero1);
   REQUIRE(describe(verify(three)) == "ok");
   REQUIRE(describe(verify(one)) == "ok");
-
-  step_schedule s = three;  // gather too late
-  move(s, 0, place_of(s, 0, step_op::gather, 0), 3);
-  refused(s, "rank 0, entry 1 (F0.0 of unit 0): a pass reads parameters that were not gathered");
-
-  s = three;  // release too early
-  move(s, 0, place_of(s, 0, step_op::release, 1), place_of(s, 0, step_op::pass, 1));
-  refused(s,
-          "rank 0, entry 6 (F0.0 of unit 1): a pass reads parameters that were released; see entry 5 (release of unit "
-          "1)");
-
-  s = three;  // never released
-  erase(s, 0, place_of(s, 0, step_op::release, 0, 3));
-  refused(s,
-          "rank 0, release of unit 0: parameters that begin a step released end it gathered; see entry 30 (gather of "
-          "unit 0)");
-
-  s = three;
-  insert(s, 0, 1, {step_op::gather, 0, {}, {}});
-  refused(s,
-          "rank 0, entry 1 (gather of unit 0): parameters are gathered that are already gathered; see entry 0 (gather "
-          "of unit 0)");
-
-  s = three;
-  insert(s, 0, 0, {step_op::release, 2, {}, {}});
-  refused(s, "rank 0, entry 0 (release of unit 2): parameters are released that are not gathered");
-
-  s = one;  // reduced before the last microbatch
-  move(s, 0, place_of(s, 0, step_op::reduce, 1), place_of(s, 0, step_op::pass, 1, 2) + 1);
-  refused(s,
-          "rank 0, entry 12 (B1.0 of unit 1): a pass adds to a gradient whose reduction has begun: it must come after "
-          "the last microbatch; see entry 8 (reduction of unit 1)");
-
-  s = one;  // once for each microbatch
-  insert(s, 0, place_of(s, 0, step_op::norm, -1), {step_op::reduce, 2, {}, {}});
-  refused(
-      s,
-      "rank 0, entry 15 (reduction of unit 2): a gradient is reduced twice, which would count it more than once; see "
-      "entry 10 (reduction of unit 2)");
-
-  s = one;  // the norm without one unit
-  move(s, 0, place_of(s, 0, step_op::reduce, 0), place_of(s, 0, step_op::norm, -1));
-  refused(
-      s,
-      "rank 0, entry 14 (the norm): the norm is taken before a gradient is reduced; see entry 15 (reduction of unit "
-      "0)");
-
-  s = one;  // a unit that is never reduced
-  erase(s, 0, place_of(s, 0, step_op::reduce, 0));
-  refused(s, "rank 0, reduction of unit 0: a gradient is never reduced; see entry 14 (the norm)");
-
-  s = one;  // clipped by a norm that is computed later
-  move(s, 0, place_of(s, 0, step_op::norm, -1), place_of(s, 0, step_op::update, 2));
-  refused(s,
-          "rank 0, entry 15 (update of unit 0): parameters are updated before the norm by which their gradient is "
-          "clipped; see entry 14 (reduction of unit 0)");
-
+  // Gathers that are late or repeated, and releases that are early, missing or repeated.
+  check_refused(moved(three, {gather, 0}, 3),
+                "rank 0, entry 1 (F0.0 of unit 0): a pass reads parameters that were not gathered");
+  check_refused(moved(three, {release, 1}, {pass, 1}),
+                "rank 0, entry 6 (F0.0 of unit 1): a pass reads parameters that were released; see entry 5 (release of "
+                "unit 1)");
+  check_refused(without(three, {release, 0, 3}),
+                "rank 0, release of unit 0: parameters that begin a step released end it gathered; see entry 30 "
+                "(gather of unit 0)");
+  check_refused(with(three, 1, {gather, 0}),
+                "rank 0, entry 1 (gather of unit 0): parameters are gathered that are already gathered; see entry 0 "
+                "(gather of unit 0)");
+  check_refused(with(three, 0, {release, 2}),
+                "rank 0, entry 0 (release of unit 2): parameters are released that are not gathered");
+  // Reduced before the last microbatch, once for each microbatch, and never.
+  check_refused(moved(one, {reduce, 1}, {pass, 1, 2}, 1),
+                "rank 0, entry 12 (B1.0 of unit 1): a pass adds to a gradient whose reduction has begun: it must come "
+                "after the last microbatch; see entry 8 (reduction of unit 1)");
+  check_refused(with(one, {norm}, {reduce, 2}),
+                "rank 0, entry 15 (reduction of unit 2): a gradient is reduced twice, which would count it more than "
+                "once; see entry 10 (reduction of unit 2)");
+  check_refused(without(one, {reduce, 0}),
+                "rank 0, reduction of unit 0: a gradient is never reduced; see entry 14 (the norm)");
+  // The norm without one unit, after updates that need it, and not at all.
+  check_refused(moved(one, {reduce, 0}, {norm}),
+                "rank 0, entry 14 (the norm): the norm is taken before a gradient is reduced; see entry 15 (reduction "
+                "of unit 0)");
+  for (const step_schedule& s : {moved(one, {norm}, {update, 2}), without(one, {norm})})
+    check_refused(s,
+                  "rank 0, entry 15 (update of unit 0): parameters are updated before the norm by which their gradient "
+                  "is clipped; see entry 14 (reduction of unit 0)");
+  step_schedule s = without(step_of("gpipe", 1, 1, plain), {norm});
+  for (const int unit : {0, 1, 2}) s = without(s, {update, unit});
+  check_refused(s, "rank 0, the norm: clipping needs a norm, and there is none; see entry 8 (reduction of unit 0)");
+  // Updates that are early, repeated or missing.
+  check_refused(moved(one, {update, 2}, {reduce, 2}),
+                "rank 0, entry 10 (update of unit 2): parameters are updated before their gradient is reduced; see "
+                "entry 9 (B1.0 of unit 2)");
+  check_refused(with(one, {update, 1}, {update, 2}),
+                "rank 0, entry 21 (update of unit 2): parameters are updated twice; see entry 18 (update of unit 2)");
+  check_refused(without(step_of("gpipe", 1, 2, plain), {update, 1}),
+                "rank 0, update of unit 1: parameters are never updated; see entry 12 (reduction of unit 1)");
+  // The next step would use stale parameters; a gather of a shard from the previous step.
+  check_refused(without(one, {gather, 1}),
+                "rank 0, gather of unit 1: parameters that begin a step gathered end it released, or updated and not "
+                "gathered; see entry 18 (update of unit 1)");
+  check_refused(moved(one, {gather, 1}, {update, 1}),
+                "rank 0, entry 18 (gather of unit 1): parameters are gathered that are already gathered");
+  // Units of a pass in the wrong order, and a frozen unit.
+  check_refused(moved(one, {pass, 1}, 0),
+                "rank 0, entry 0 (F0.0 of unit 1): a pass goes through all units of its stage, forward in their order "
+                "and backward in the reverse");
   s = one;
-  move(s, 0, place_of(s, 0, step_op::update, 2), place_of(s, 0, step_op::reduce, 2));
-  refused(s,
-          "rank 0, entry 10 (update of unit 2): parameters are updated before their gradient is reduced; see entry 9 "
-          "(B1.0 of unit 2)");
-
-  s = one;
-  insert(s, 0, place_of(s, 0, step_op::update, 1), {step_op::update, 2, {}, {}});
-  refused(s, "rank 0, entry 21 (update of unit 2): parameters are updated twice; see entry 18 (update of unit 2)");
-
-  s = step_of("gpipe", 1, 2, plain);
-  erase(s, 0, place_of(s, 0, step_op::update, 1));
-  refused(s, "rank 0, update of unit 1: parameters are never updated; see entry 12 (reduction of unit 1)");
-
-  s = one;  // the next step would use stale parameters
-  erase(s, 0, place_of(s, 0, step_op::gather, 1));
-  refused(
-      s,
-      "rank 0, gather of unit 1: parameters that begin a step gathered end it released, or updated and not gathered; "
-      "see entry 18 (update of unit 1)");
-
-  s = one;  // a gather of a shard from the previous step
-  move(s, 0, place_of(s, 0, step_op::gather, 1), place_of(s, 0, step_op::update, 1));
-  refused(s, "rank 0, entry 18 (gather of unit 1): parameters are gathered that are already gathered");
-
-  s = one;
-  erase(s, 0, place_of(s, 0, step_op::norm, -1));
-  refused(s,
-          "rank 0, entry 15 (update of unit 0): parameters are updated before the norm by which their gradient is "
-          "clipped; see entry 14 (reduction of unit 0)");
-
-  s = one;  // units of a pass in the wrong order
-  move(s, 0, place_of(s, 0, step_op::pass, 1), 0);
-  refused(s,
-          "rank 0, entry 0 (F0.0 of unit 1): a pass goes through all units of its stage, forward in their order and "
-          "backward in the reverse");
-
-  s = one;  // frozen
   s.units[1].trainable = false;
-  refused(s, "rank 0, entry 12 (reduction of unit 1): a frozen unit has no gradient to reduce and nothing to update");
+  check_refused(
+      s, "rank 0, entry 12 (reduction of unit 1): a frozen unit has no gradient to reduce and nothing to update");
+}
 
-  s = step_of("1f1b", 2, 4, plain, 2, true);  // the tie and the norm, in opposite orders
-  REQUIRE(describe(verify(s)) == "ok");
+TEST_CASE("faults in messages, and in the order of a tie and the norm, are refused") {
+  using enum step_op;
+  const step_schedule two = step_of("1f1b", 2, 4, plain, 2), tied = step_of("1f1b", 2, 4, plain, 2, true);
+  REQUIRE(describe(verify(two)) == "ok");
+  REQUIRE(describe(verify(tied)) == "ok");
+  // Messages that are sent before their content exists, twice, or to a stage that there is not.
+  const std::string no_pipeline = "passes and messages are not a schedule of a pipeline: rank 0, step ";
+  const std::string misplaced = ": a send stands before the action that makes it, or nothing makes it";
+  step_schedule s = moved(two, {send}, 0);
+  check_refused(s, no_pipeline + "0 (send activation 0: stage 0 -> 1)" + misplaced);
+  CHECK_THROWS_WITH(require_verified(s, 0),
+                    ("step: " + no_pipeline + "0 (send activation 0: stage 0 -> 1)" + misplaced).c_str());
+  const place received{.op = receive, .rank = 1};
+  check_refused(with(with(two, {send}, entry_at(two, {send})), received, entry_at(two, received)),
+                no_pipeline + "2 (send activation 0: stage 0 -> 1): a rank sends or receives one message twice");
+  s = two;
+  s.programs[0][static_cast<std::size_t>(place_of(s, {send}))].transfer.to_stage = 9;
+  check_refused(s, no_pipeline + "1 (send activation 0: stage 0 -> 9)" + misplaced);
+  check_refused(moved(tied, received, {pass, 2, 0, 1}),  // inside a pass
+                "rank 1, entry 2 (receive activation 0: stage 0 -> 1): a message stands between the units of one pass, "
+                "which is one action of the pipeline");
+
+  s = moved(tied, {.op = norm, .rank = 1}, {reduce, 3, 0, 1});
   s.policy.clip = false;
-  move(s, 1, place_of(s, 1, step_op::norm, -1), place_of(s, 1, step_op::reduce, 3));
   const std::string crossed = describe(verify(s));
   CHECK(crossed.find("rank 1, entry") == 0);  // the norm does not wait for the tie's gradient
   CHECK(crossed.find("the norm is taken before a gradient is reduced") != std::string::npos);
-
-  // Messages that are sent before their content exists, and twice.
-  const step_schedule two = step_of("1f1b", 2, 4, plain, 2);
-  REQUIRE(describe(verify(two)) == "ok");
-  s = two;
-  move(s, 0, place_of(s, 0, step_op::send, -1), 0);
-  const std::string early =
-      "passes and messages are not a schedule of a pipeline: rank 0, step 0 (send activation 0: stage 0 -> 1): a send "
-      "stands "
-      "before the action that makes it, or nothing makes it";
-  refused(s, early);
-  CHECK_THROWS_WITH(require_verified(s, 0), ("step: " + early).c_str());
-  s = two;
-  for (const auto& [rank, op] : {std::pair(0, step_op::send), std::pair(1, step_op::receive)}) {
-    const int at = place_of(s, rank, op, -1);
-    insert(s, rank, at, s.programs[static_cast<std::size_t>(rank)][static_cast<std::size_t>(at)]);
-  }
-  refused(
-      s,
-      "passes and messages are not a schedule of a pipeline: rank 0, step 2 (send activation 0: stage 0 -> 1): a rank "
-      "sends or receives one message twice");
-  s = two;
-  s.programs[0][static_cast<std::size_t>(place_of(s, 0, step_op::send, -1))].transfer.to_stage = 9;
-  refused(
-      s,
-      "passes and messages are not a schedule of a pipeline: rank 0, step 1 (send activation 0: stage 0 -> 9): a send "
-      "stands before the action that makes it, or nothing makes it");
-
-  s = step_of("1f1b", 2, 4, plain, 2, true);  // a receive inside a pass
-  move(s, 1, place_of(s, 1, step_op::receive, -1), place_of(s, 1, step_op::pass, 2));
-  refused(
-      s,
-      "rank 1, entry 2 (receive activation 0: stage 0 -> 1): a message stands between the units of one pass, which is "
-      "one action of the pipeline");
 }
 
 TEST_CASE("a hybrid reduces the copies of a piece after the piece, before the norm and its update") {
-  data_parallel policy{.level = zero_level::gradients, .hybrid = true};
-  const step_schedule right = step_of("gpipe", 1, 1, policy, 2);
+  using enum step_op;
+  const step_schedule right = step_of("gpipe", 1, 1, {.level = zero_level::gradients, .hybrid = true}, 2);
   CHECK(text_of(right.programs[0]) ==
         "F0:0 F0:1 B0:1 reduce1 B0:0 reduce0 copies1 copies0 norm update0 gather0 update1 gather1");
-  policy = {.hybrid = true};
-  CHECK_THROWS_WITH_AS(step_of("gpipe", 1, 1, policy),
+  CHECK_THROWS_WITH_AS(step_of("gpipe", 1, 1, {.hybrid = true}),
                        "step: hybrid = 1 would change nothing, because whole gradients are reduced over all data axes "
                        "at once; it is for levels from zero_level::optimizer on, and 0 is legal here",
                        error);
-
-  const auto refused = [](const step_schedule& s, const std::string& text) { CHECK(describe(verify(s)) == text); };
-  step_schedule s = right;
-  move(s, 0, place_of(s, 0, step_op::reduce_copies, 1), place_of(s, 0, step_op::reduce, 1));
-  refused(
-      s,
-      "rank 0, entry 3 (reduction of the copies of unit 1): pieces of a gradient are summed over ranks with the same "
-      "pieces before the gradient is reduced; see entry 4 (reduction of unit 1)");
-  s = right;
-  insert(s, 0, place_of(s, 0, step_op::norm, -1), {step_op::reduce_copies, 1, {}, {}});
-  refused(s,
-          "rank 0, entry 8 (reduction of the copies of unit 1): pieces of a gradient are summed twice over ranks with "
-          "the same pieces; see entry 6 (reduction of the copies of unit 1)");
-  s = right;
-  move(s, 0, place_of(s, 0, step_op::norm, -1), place_of(s, 0, step_op::reduce_copies, 0));
-  refused(s,
-          "rank 0, entry 7 (the norm): the norm is taken before a gradient is reduced; see entry 8 (reduction of the "
-          "copies of unit 0)");
-  s = right;
-  erase(s, 0, place_of(s, 0, step_op::reduce_copies, 0));
-  refused(
-      s,
-      "rank 0, reduction of the copies of unit 0: pieces of a gradient are never summed over the ranks with the same "
-      "pieces; see entry 7 (the norm)");
+  check_refused(moved(right, {reduce_copies, 1}, {reduce, 1}),
+                "rank 0, entry 3 (reduction of the copies of unit 1): pieces of a gradient are summed over ranks with "
+                "the same pieces before the gradient is reduced; see entry 4 (reduction of unit 1)");
+  check_refused(with(right, {norm}, {reduce_copies, 1}),
+                "rank 0, entry 8 (reduction of the copies of unit 1): pieces of a gradient are summed twice over ranks "
+                "with the same pieces; see entry 6 (reduction of the copies of unit 1)");
+  check_refused(moved(right, {norm}, {reduce_copies, 0}),
+                "rank 0, entry 7 (the norm): the norm is taken before a gradient is reduced; see entry 8 (reduction of "
+                "the copies of unit 0)");
+  step_schedule s = without(right, {reduce_copies, 0});
+  check_refused(s,
+                "rank 0, reduction of the copies of unit 0: pieces of a gradient are never summed over the ranks with "
+                "the same pieces; see entry 7 (the norm)");
+  s = without(s, {norm});
   s.policy.clip = false;
-  erase(s, 0, place_of(s, 0, step_op::norm, -1));
-  refused(s,
-          "rank 0, entry 7 (update of unit 0): parameters are updated before their gradient is summed over the ranks "
-          "with the same pieces; see entry 5 (reduction of unit 0)");
+  check_refused(s,
+                "rank 0, entry 7 (update of unit 0): parameters are updated before their gradient is summed over the "
+                "ranks with the same pieces; see entry 5 (reduction of unit 0)");
   s = right;
   s.policy.hybrid = false;
-  refused(
-      s,
-      "rank 0, entry 6 (reduction of the copies of unit 1): pieces of a gradient are summed over ranks with the same "
-      "pieces, and the policy has none (hybrid)");
+  check_refused(s,
+                "rank 0, entry 6 (reduction of the copies of unit 1): pieces of a gradient are summed over ranks with "
+                "the same pieces, and the policy has none (hybrid)");
 }
 
 TEST_CASE("a norm that only one of two ranks has is refused") {
-  data_parallel unclipped;
-  unclipped.clip = false;
-  step_schedule s = step_of("1f1b", 2, 4, unclipped, 2);
+  const step_schedule s = step_of("1f1b", 2, 4, {.clip = false}, 2);
   REQUIRE(describe(verify(s)) == "ok");
-  const int update = place_of(s, 1, step_op::update, 2);
-  insert(s, 1, update, {step_op::norm, -1, {}, {}});
-  CHECK(describe(verify(s)).find("(the norm): a collective that another rank takes part in is never started there") !=
+  CHECK(describe(verify(with(s, {step_op::update, 2, 0, 1}, {step_op::norm})))
+            .find("(the norm): a collective that another rank takes part in is never started there") !=
         std::string::npos);
 }
 
 TEST_CASE("a replicated policy gathers nothing") {
-  step_schedule s = step_of("gpipe", 1, 1, plain, 2);
-  s.programs[0].push_back({step_op::gather, 0, {}, {}});
-  CHECK(describe(verify(s)) == "rank 0, entry 9 (gather of unit 0): parameters are gathered that are already gathered");
+  check_refused(with(step_of("gpipe", 1, 1, plain, 2), 9, {step_op::gather, 0}),
+                "rank 0, entry 9 (gather of unit 0): parameters are gathered that are already gathered");
 }
 
 TEST_CASE("settings without an effect, and invalid units, are refused") {

@@ -40,61 +40,47 @@ TEST_CASE("activations leave after their forward pass, and return before their b
       const step_schedule all = with_offload(step_of(name, 2, 4, zero3, 2), ahead);
       CAPTURE(name);
       CHECK(describe(verify(all)) == "ok");
-      place_of(all, 0, step_op::reload, 0);
+      place_of(all, {step_op::reload, 0});
     }
   // A stage of one unit whose backward pass follows at once keeps its activations on the device.
   CHECK(with_offload(step_of("1f1b", 1, 4, plain, 1)).programs == step_of("1f1b", 1, 4, plain, 1).programs);
 }
 
 TEST_CASE("faults in the moves of activations are refused, naming both entries") {
-  const auto refused = [](const step_schedule& s, const std::string& text) { CHECK(describe(verify(s)) == text); };
+  using enum step_op;
   const step_schedule right = five_units();
+  check_refused(moved(right, {offload, 0}, 0),
+                "rank 0, entry 0 (offload of F0.0 of unit 0): activations are offloaded that no forward pass has kept, "
+                "or that a backward pass has used");
   step_schedule s = right;
-  move(s, 0, place_of(s, 0, step_op::offload, 0), 0);
-  refused(s,
-          "rank 0, entry 0 (offload of F0.0 of unit 0): activations are offloaded that no forward pass has kept, or "
-          "that a backward pass has used");
-  s = right;
-  s.programs[0].push_back({step_op::offload, 4, forward_of(0, 0), {}});
+  s.programs[0].push_back({offload, 4, forward_of(0, 0)});
   CHECK(describe(verify(s)).find("(offload of F0.0 of unit 4): activations are offloaded that no forward pass has "
                                  "kept, or that a backward pass has used; see entry 11 (B0.0 of unit 4)") !=
         std::string::npos);
-  for (const action& pass : {forward_of(0, 1), forward_of(1, 0), backward_of(0, 0)}) {
+  for (const action& kept : {forward_of(0, 1), forward_of(1, 0), backward_of(0, 0)}) {
     s = right;
-    s.programs[0][1].pass = pass;
+    s.programs[0][1].pass = kept;
     CHECK(verify(s).code == step_error::offload_of_none);
   }
-  s = right;
-  insert(s, 0, 2, s.programs[0][1]);
-  refused(s,
-          "rank 0, entry 2 (offload of F0.0 of unit 0): activations are offloaded twice; see entry 1 (offload of F0.0 "
-          "of unit 0)");
-  s = right;
-  erase(s, 0, 1);
-  refused(s,
-          "rank 0, entry 2 (drop of F0.0 of unit 0): activations are dropped from the device, and no copy of them to "
-          "the host was started; see entry 0 (F0.0 of unit 0)");
-  s = right;
-  move(s, 0, place_of(s, 0, step_op::drop, 0), 2);
-  refused(s,
-          "rank 0, entry 2 (drop of F0.0 of unit 0): activations are dropped before the forward pass of the next unit, "
-          "which may read them; see entry 1 (offload of F0.0 of unit 0)");
-  s = right;
-  move(s, 0, place_of(s, 0, step_op::reload, 0), 3);
-  refused(s,
-          "rank 0, entry 3 (reload of F0.0 of unit 0): activations are reloaded that are on the device; see entry 1 "
-          "(offload of F0.0 of unit 0)");
-  s = right;
-  erase(s, 0, place_of(s, 0, step_op::reload, 2));
-  erase(s, 0, place_of(s, 0, step_op::drop, 2));
-  refused(s,
-          "rank 0, entry 15 (B0.0 of unit 2): a backward pass frees activations whose copy to the host was not waited "
-          "for; see entry 7 (offload of F0.0 of unit 2)");
-  s = right;
-  erase(s, 0, place_of(s, 0, step_op::reload, 2));
-  refused(s,
-          "rank 0, entry 16 (B0.0 of unit 2): a backward pass reads activations that were dropped and not reloaded; "
-          "see entry 9 (drop of F0.0 of unit 2)");
+  check_refused(with(right, 2, entry_at(right, {offload, 0})),
+                "rank 0, entry 2 (offload of F0.0 of unit 0): activations are offloaded twice; see entry 1 (offload of "
+                "F0.0 of unit 0)");
+  check_refused(without(right, {offload, 0}),
+                "rank 0, entry 2 (drop of F0.0 of unit 0): activations are dropped from the device, and no copy of "
+                "them to the host was started; see entry 0 (F0.0 of unit 0)");
+  check_refused(moved(right, {drop, 0}, 2),
+                "rank 0, entry 2 (drop of F0.0 of unit 0): activations are dropped before the forward pass of the next "
+                "unit, which may read them; see entry 1 (offload of F0.0 of unit 0)");
+  check_refused(moved(right, {reload, 0}, 3),
+                "rank 0, entry 3 (reload of F0.0 of unit 0): activations are reloaded that are on the device; see "
+                "entry 1 (offload of F0.0 of unit 0)");
+  s = without(right, {reload, 2});
+  check_refused(s,
+                "rank 0, entry 16 (B0.0 of unit 2): a backward pass reads activations that were dropped and not "
+                "reloaded; see entry 9 (drop of F0.0 of unit 2)");
+  check_refused(without(s, {drop, 2}),
+                "rank 0, entry 15 (B0.0 of unit 2): a backward pass frees activations whose copy to the host was not "
+                "waited for; see entry 7 (offload of F0.0 of unit 2)");
 }
 
 TEST_CASE("offloaded activations count on the host, and the others on the device") {
@@ -132,7 +118,7 @@ TEST_CASE("copies take time in parallel with passes, one after the other") {
   REQUIRE(hidden.copies[0].size() == 6);
   CHECK(hidden.copies[0][0].start == doctest::Approx(1));
   CHECK(hidden.copies[0][0].end == doctest::Approx(2));
-  CHECK(hidden.copies[0][5].entry == step_entry{step_op::reload, 0, forward_of(0, 0), {}});
+  CHECK(hidden.copies[0][5].entry == step_entry{step_op::reload, 0, forward_of(0, 0)});
   CHECK(hidden.waited(0, step_op::drop) == doctest::Approx(0));
   costs.copy_bandwidth = 2.5;  // 4 for each: drops end at 5, 9 and 13, and the last two passes forward at 10 + 4, 15
   const step_simulation slow = simulate(s, costs);

@@ -34,84 +34,56 @@ TEST_CASE("the sum of a tied unit follows all passes and reductions, and precede
 }
 
 TEST_CASE("sums over tied stages that are early, missing, repeated or unmatched are refused, naming both entries") {
-  const auto refused = [](const step_schedule& s, const std::string& text) { CHECK(describe(verify(s)) == text); };
+  using enum step_op;
   const step_schedule right = step_of("1f1b", 2, 1, zero1, 2, true);
-  const auto take_place = [](step_schedule& s, int rank, step_op op, int unit, step_op of, int of_unit) {
-    move(s, rank, place_of(s, rank, op, unit), place_of(s, rank, of, of_unit));
-  };
-  step_schedule s = right;
-  take_place(s, 0, step_op::reduce_ties, 0, step_op::reduce, 0);
-  refused(s,
-          "rank 0, entry 7 (reduction of unit 0 over tied stages): a gradient is summed over tied stages before it is "
-          "reduced; see entry 8 (reduction of unit 0)");
-
-  s = right;
-  erase(s, 0, place_of(s, 0, step_op::reduce_ties, 0));
-  refused(s,
-          "rank 0, reduction of unit 0 over tied stages: a gradient is never summed over the stages that share its "
-          "parameters; see entry 8 (the norm)");
+  check_refused(moved(right, {reduce_ties, 0}, {reduce, 0}),
+                "rank 0, entry 7 (reduction of unit 0 over tied stages): a gradient is summed over tied stages before "
+                "it is reduced; see entry 8 (reduction of unit 0)");
+  step_schedule s = without(right, {reduce_ties, 0});
+  check_refused(s,
+                "rank 0, reduction of unit 0 over tied stages: a gradient is never summed over the stages that share "
+                "its parameters; see entry 8 (the norm)");
   s.policy.clip = false;
-  for (const int rank : {0, 1}) erase(s, rank, place_of(s, rank, step_op::norm, -1));
-  refused(s,
-          "rank 0, entry 8 (update of unit 0): parameters are updated before their gradient is summed over the stages "
-          "that share them; see entry 7 (reduction of unit 0)");
-  erase(s, 0, place_of(s, 0, step_op::update, 0));
-  erase(s, 0, place_of(s, 0, step_op::gather, 0));
-  refused(s,
-          "rank 0, reduction of unit 0 over tied stages: a gradient is never summed over the stages that share its "
-          "parameters; see entry 7 (reduction of unit 0)");
-
-  s = right;
-  insert(s, 1, place_of(s, 1, step_op::norm, -1), {step_op::reduce_ties, 3, {}, {}});
-  refused(s,
-          "rank 1, entry 9 (reduction of unit 3 over tied stages): a gradient is summed over tied stages twice, which "
-          "would count it more than once; see entry 8 (reduction of unit 3 over tied stages)");
-
-  s = right;
-  take_place(s, 0, step_op::norm, -1, step_op::reduce_ties, 0);
-  refused(
-      s,
-      "rank 0, entry 8 (the norm): the norm is taken before a gradient is reduced; see entry 9 (reduction of unit 0 "
-      "over tied stages)");
-
-  s = right;
-  insert(s, 0, place_of(s, 0, step_op::norm, -1), {step_op::reduce_ties, 1, {}, {}});
-  refused(s,
-          "rank 0, entry 9 (reduction of unit 1 over tied stages): a gradient is summed over tied stages, and no other "
-          "stage has its parameters (tied_to)");
-
-  s = right;
+  s = without(without(s, {norm}), {.op = norm, .rank = 1});
+  check_refused(s,
+                "rank 0, entry 8 (update of unit 0): parameters are updated before their gradient is summed over the "
+                "stages that share them; see entry 7 (reduction of unit 0)");
+  check_refused(without(without(s, {update, 0}), {gather, 0}),
+                "rank 0, reduction of unit 0 over tied stages: a gradient is never summed over the stages that share "
+                "its parameters; see entry 7 (reduction of unit 0)");
+  check_refused(with(right, {.op = norm, .rank = 1}, {reduce_ties, 3}),
+                "rank 1, entry 9 (reduction of unit 3 over tied stages): a gradient is summed over tied stages twice, "
+                "which would count it more than once; see entry 8 (reduction of unit 3 over tied stages)");
+  check_refused(moved(right, {norm}, {reduce_ties, 0}),
+                "rank 0, entry 8 (the norm): the norm is taken before a gradient is reduced; see entry 9 (reduction of "
+                "unit 0 over tied stages)");
+  check_refused(with(right, {norm}, {reduce_ties, 1}),
+                "rank 0, entry 9 (reduction of unit 1 over tied stages): a gradient is summed over tied stages, and no "
+                "other stage has its parameters (tied_to)");
+  s = without(right, {reduce, 0});
   s.units[0].trainable = s.units[3].trainable = false;
-  erase(s, 0, place_of(s, 0, step_op::reduce, 0));
-  refused(s,
-          "rank 0, entry 7 (reduction of unit 0 over tied stages): a frozen unit has no gradient to reduce and nothing "
-          "to update");
-
+  check_refused(s,
+                "rank 0, entry 7 (reduction of unit 0 over tied stages): a frozen unit has no gradient to reduce and "
+                "nothing to update");
   s = step_of("1f1b", 2, 1, {.level = zero_level::gradients, .hybrid = true}, 2, true);
-  take_place(s, 0, step_op::reduce_ties, 0, step_op::reduce_copies, 0);
-  refused(s,
-          "rank 0, entry 9 (reduction of unit 0 over tied stages): a gradient is summed over tied stages before it is "
-          "summed over the ranks with the same pieces; see entry 10 (reduction of the copies of unit 0)");
+  check_refused(moved(s, {reduce_ties, 0}, {reduce_copies, 0}),
+                "rank 0, entry 9 (reduction of unit 0 over tied stages): a gradient is summed over tied stages before "
+                "it is summed over the ranks with the same pieces; see entry 10 (reduction of the copies of unit 0)");
 }
 
 TEST_CASE("two ties between two ranks must be summed in one order, both before or both after the norm") {
-  std::vector<step_unit> units = units_of(2, 3);
-  units[0].tied_to = 5, units[5].tied_to = 0, units[1].tied_to = 4, units[4].tied_to = 1;
-  const step_schedule right = expand(parse_schedule("1f1b", 2, 4), units, plain);
+  using enum step_op;
+  const step_schedule right = tied_twice("1f1b", 4);
   REQUIRE(describe(verify(right)) == "ok");
   // If each rank uses the order of its gradients, rank 0 sums unit 1 before unit 0, and rank 1 unit 5 before unit 4.
-  step_schedule s = right;
-  move(s, 0, place_of(s, 0, step_op::reduce_ties, 1), place_of(s, 0, step_op::reduce_ties, 0));
-  const std::string text = describe(verify(s));
+  const std::string text = describe(verify(moved(right, {reduce_ties, 1}, {reduce_ties, 0})));
   CHECK(
       text.find("(reduction of unit 1 over tied stages): two ranks start the collectives that they share in different "
                 "orders, which can deadlock; see rank 1, entry ") != std::string::npos);
   CHECK(text.find(" (reduction of unit 5 over tied stages)") != std::string::npos);
   // One end only: for rank 1 units 0 and 5 are not tied.
-  s = right;
-  erase(s, 1, place_of(s, 1, step_op::reduce_ties, 4));
-  CHECK(describe(verify(s)).find("reduction of unit 4 over tied stages: a gradient is never summed") !=
-        std::string::npos);
+  CHECK(describe(verify(without(right, {reduce_ties, 4, 0, 1})))
+            .find("reduction of unit 4 over tied stages: a gradient is never summed") != std::string::npos);
 }
 
 TEST_CASE("the sum of tied stages takes its time once both have reached it") {
@@ -142,9 +114,7 @@ TEST_CASE("the sum of tied stages takes its time once both have reached it") {
         }) == 1);
 
   // Without clipping there is no norm, so the update waits.
-  data_parallel unclipped;
-  unclipped.clip = false;
-  CHECK(simulate(step_of("gpipe", 2, 1, unclipped, 1, true), costs).period == doctest::Approx(7 + 3 + 0.5));
+  CHECK(simulate(step_of("gpipe", 2, 1, {.clip = false}, 1, true), costs).period == doctest::Approx(7 + 3 + 0.5));
 
   costs.ties = {3.0, 4.0};
   CHECK_THROWS_WITH_AS(simulate(s, costs),
@@ -156,9 +126,7 @@ TEST_CASE("the sum of tied stages takes its time once both have reached it") {
 }
 
 TEST_CASE("two sums of the same tied stages run one after the other") {
-  std::vector<step_unit> units = units_of(2, 3);
-  units[0].tied_to = 5, units[5].tied_to = 0, units[1].tied_to = 4, units[4].tied_to = 1;
-  const step_schedule s = expand(parse_schedule("gpipe", 2, 1), units, plain);
+  const step_schedule s = tied_twice("gpipe", 1);
   step_costs costs = costs_of(s, 100);
   costs.ties.assign(6, 3.0);
   const step_simulation two = simulate(s, costs);

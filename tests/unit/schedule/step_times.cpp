@@ -34,15 +34,13 @@ TEST_CASE("a step without communication takes the time of its pipeline") {
 
 TEST_CASE("backward passes hide reductions as far as the link allows") {
   // Four units of 100, forward 1 and backward 2 each: 12 in all. An all-reduce over 2 ranks sends 100 bytes.
-  data_parallel late;
-  late.overlap = false;
-  const step_schedule s = step_of("gpipe", 1, 1, plain, 4), without = step_of("gpipe", 1, 1, late, 4);
+  const step_schedule s = step_of("gpipe", 1, 1, plain, 4), late = step_of("gpipe", 1, 1, {.overlap = false}, 4);
   const step_simulation fast = simulate(s, costs_of(s, 100));  // each takes 1, and only the last is exposed
   CHECK(fast.period == doctest::Approx(13));
   CHECK(fast.hidden_share() == doctest::Approx(0.75));
   CHECK(fast.waited(0, step_op::norm) == doctest::Approx(1));
-  CHECK(simulate(without, costs_of(without, 100)).period == doctest::Approx(16));
-  CHECK(simulate(without, costs_of(without, 100)).hidden_share() == doctest::Approx(0));
+  CHECK(simulate(late, costs_of(late, 100)).period == doctest::Approx(16));
+  CHECK(simulate(late, costs_of(late, 100)).hidden_share() == doctest::Approx(0));
   // Each takes 4: the first ends 4 after its pass, and the others queue after it.
   const step_simulation slow = simulate(s, costs_of(s, 25));
   CHECK(slow.period == doctest::Approx(4 + 2 + 4 * 4));
@@ -87,13 +85,7 @@ TEST_CASE("backward passes hide the copies of a hybrid") {
   CHECK(hidden.link_busy[0] == doctest::Approx(4 + 4 + 4));
   // One after the other after the backward pass, as if none could start earlier: the last reduction ends at 13.
   step_schedule late = s;
-  std::vector<step_entry> copies;
-  for (const step_entry& e : s.programs[0])
-    if (e.op == step_op::reduce_copies) copies.push_back(e);
-  for (const step_entry& e : copies) {
-    erase(late, 0, place_of(late, 0, step_op::reduce_copies, e.unit));
-    insert(late, 0, place_of(late, 0, step_op::norm, -1), e);
-  }
+  for (const int unit : {3, 2, 1, 0}) late = moved(late, {step_op::reduce_copies, unit}, {step_op::norm}, -1);
   CHECK(describe(verify(late)) == "ok");
   CHECK(simulate(late, costs).period == doctest::Approx(13 + 4 + 1));
   costs.copy_ranks = 1;  // nothing to send, but still in order
