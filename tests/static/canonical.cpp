@@ -41,12 +41,9 @@ static_assert(std::same_as<dual_t<mixed>, spec<replicate<dp>, shard<seq, cp, tp>
 static_assert(std::same_as<dual_t<dual_t<mixed>>, mixed>);
 static_assert(std::same_as<dual_t<spec<partial<dp, cp>>>, spec<replicate<dp, cp>>>);
 
-// A spec at a boundary names each axis of its mesh and no other.
+// A spec at a boundary names each axis of its mesh and no other. unit/layout/describe.cpp has the errors.
 using small = mesh<axis<dp>, axis<tp, 2>>;
 static_assert(boundary<spec<shard<batch, dp>, hidden, invariant<tp>>, small, void>);
-static_assert(check_boundary(layout_v<spec<shard<batch, dp>, hidden>>, small::static_shape()).code ==
-              layout_error::axis_unmentioned);
-static_assert(check_boundary(layout_v<mixed>, small::static_shape()).code == layout_error::axis_unknown);
 
 // Ranks are numbered row-major: the last axis varies fastest.
 using cube = mesh<axis<dp, 2>, axis<cp, 3>, axis<tp, 4>>;

@@ -47,24 +47,50 @@ static_assert(contract(layout_v<spec<seq, shard<hidden, tp>>>, layout_v<spec<ffn
 static_assert(contract(layout_v<spec<seq, shard<hidden, tp>>>, layout_v<spec<shard<ffn, tp>, hidden>>, dims_v<seq, ffn>)
                   .verdict.code == layout_error::one_axis_two_dims);
 
-// Megatron's f: no communication forward, an all-reduce backward. Its g is the reverse.
+// The transitions of one axis: one step forward, and its adjoint backward.
 using whole = spec<seq, hidden, invariant<tp>>;
 using used = spec<seq, hidden, replicate<tp>>;
 using pending = spec<seq, hidden, partial<tp>>;
 using spread = spec<shard<seq, tp>, hidden>;
+using across = spec<seq, shard<hidden, tp>>;
 template <class From, class To>
 constexpr bool goes_by(transition_kind forward, transition_kind backward) {
   const plan p = make_plan(layout_v<From>, layout_v<To>), back = mirror(p);
-  return p.steps.size() == 1 && p.steps[0].kind == forward && back.steps[0].kind == backward;
+  return p.verdict.ok() && p.steps.size() == 1 && p.steps[0].kind == forward && p.steps[0].after == layout_v<To> &&
+         back.steps.size() == 1 && back.steps[0].kind == backward && back.steps[0].after == dual(layout_v<From>);
 }
+template <class Spec>
+constexpr bool stays = make_plan(layout_v<Spec>, layout_v<Spec>).steps.empty();
+static_assert(stays<whole> && stays<used> && stays<pending> && stays<spread>);
+// Megatron's f: no communication forward, an all-reduce backward. Its g is the reverse.
 static_assert(goes_by<whole, used>(transition_kind::relabel, transition_kind::all_reduce));
 static_assert(goes_by<pending, whole>(transition_kind::all_reduce, transition_kind::relabel));
+static_assert(goes_by<pending, used>(transition_kind::all_reduce, transition_kind::all_reduce));
 // Sequence parallelism: all-gather and reduce-scatter are each other's adjoint.
 static_assert(goes_by<spread, used>(transition_kind::all_gather, transition_kind::reduce_scatter));
 static_assert(goes_by<pending, spread>(transition_kind::reduce_scatter, transition_kind::all_gather));
+static_assert(goes_by<spread, whole>(transition_kind::all_gather, transition_kind::slice));
+static_assert(goes_by<whole, spread>(transition_kind::slice, transition_kind::all_gather));
+static_assert(goes_by<used, spread>(transition_kind::slice, transition_kind::pad));
+static_assert(goes_by<spread, pending>(transition_kind::pad, transition_kind::slice));
+static_assert(goes_by<used, pending>(transition_kind::keep_one, transition_kind::keep_one));
+static_assert(goes_by<used, whole>(transition_kind::relabel, transition_kind::keep_one));
+static_assert(goes_by<whole, pending>(transition_kind::keep_one, transition_kind::relabel));
+static_assert(goes_by<spread, across>(transition_kind::all_to_all, transition_kind::all_to_all));
 // A parameter stored sharded over dp and used replicated: its gradient is reduce-scattered automatically.
 static_assert(goes_by<spec<shard<ffn, dp>, hidden>, spec<ffn, hidden, replicate<dp>>>(transition_kind::all_gather,
                                                                                       transition_kind::reduce_scatter));
+// Axes with the same transition share one collective.
+static_assert(goes_by<spec<hidden, partial<dp, cp, tp>>, spec<hidden, invariant<dp, cp, tp>>>(
+    transition_kind::all_reduce, transition_kind::relabel));
+// Other dims, or the same dims in another order, are not a redistribution.
+static_assert(make_plan(layout_v<spread>, layout_v<spec<seq>>).verdict.code == layout_error::dims_differ);
+static_assert(make_plan(layout_v<spread>, layout_v<spec<hidden, shard<seq, tp>>>).verdict.code ==
+              layout_error::dims_differ);
+// A plan names the axes it communicates over.
+static_assert(make_plan(layout_v<spec<shard<seq, tp>, hidden, invariant<dp>>>,
+                        layout_v<spec<seq, shard<hidden, dp>, replicate<tp>>>)
+                  .communicating_axes() == axis_list{axis_of<tp>});
 
 // Gating: two sharded values multiply. A bias cannot be added to a pending sum.
 constexpr layout gate = layout_v<spec<seq, shard<ffn, tp>>>;
