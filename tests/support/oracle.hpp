@@ -27,6 +27,11 @@ struct place_of_work {
   world w;
   std::vector<layout> operands;
   std::int64_t ranks() const { return w.mesh.size(); }
+  /// The first index of the part of `dim` that `rank` has of an operand.
+  std::int64_t first(std::size_t operand, dim_id dim, std::size_t rank) const {
+    const layout& a = operands[operand];
+    return w.part(a, static_cast<std::int64_t>(rank)).offset[static_cast<std::size_t>(a.find(dim))];
+  }
 };
 
 /// An operation as all ranks execute it. `forward` returns nothing where local sizes do not fit. `backward` returns one
@@ -36,11 +41,21 @@ struct operation {
   std::vector<std::vector<dim_id>> operands;
   std::vector<dim_id> out;
   std::vector<bool> has_gradient;
-  std::function<std::optional<shards>(const place_of_work&, const placed_operands&)> forward;
-  std::function<placed_operands(const place_of_work&, const placed_operands&, const shards& dy)> backward;
-  std::function<derived_layout(const std::vector<layout>&)> rule;
-  std::function<void(std::size_t operand, array&)> restrict_values;  ///< makes valid indices; optional
+  std::function<std::optional<shards>(const place_of_work&, const placed_operands&)> forward{};
+  std::function<placed_operands(const place_of_work&, const placed_operands&, const shards& dy)> backward{};
+  std::function<derived_layout(const std::vector<layout>&)> rule{};
+  /// Makes valid indices; optional.
+  std::function<void(std::size_t operand, array&, const dim_sizes&)> restrict_values{};
 };
+
+/// Gives an operation the passes of `work`.
+template <class Work>
+void set_passes(operation& op, const Work& work) {
+  op.forward = [=](const place_of_work& p, const placed_operands& xs) { return work.forward(p, xs); };
+  op.backward = [=](const place_of_work& p, const placed_operands& xs, const shards& dy) {
+    return work.backward(p, xs, dy);
+  };
+}
 
 /// Whether, on every rank, operands with a common dim have the same local size of it.
 inline bool sizes_agree(const placed_operands& operands) {
@@ -128,7 +143,7 @@ class oracle {
     alone_.w.sizes = w.sizes;
     for (std::size_t i = 0; i < op.operands.size(); ++i) {
       truth_.push_back(random_array(op.operands[i], w.sizes, random_));
-      if (op.restrict_values) op.restrict_values(i, truth_.back());
+      if (op.restrict_values) op.restrict_values(i, truth_.back(), w.sizes);
       layout whole;
       for (dim_id dim : op.operands[i]) whole.dims.push_back({dim, {}});
       alone_.operands.push_back(whole);

@@ -16,6 +16,14 @@ struct world {
   box part(const layout& a, std::int64_t rank) const { return local_box(a, mesh, sizes, rank); }
 };
 
+/// Dims of tests.
+struct row : dim_tag<"row"> {};
+struct column : dim_tag<"column"> {};
+struct inner : dim_tag<"inner"> {};
+struct group : dim_tag<"group"> {};
+struct token : dim_tag<"token"> {};
+struct line : dim_tag<"line"> {};
+
 inline std::vector<dim_id> dims_of(const layout& a) {
   std::vector<dim_id> dims;
   for (const dim_placement& p : a.dims) dims.push_back(p.dim);
@@ -107,6 +115,14 @@ inline mesh_shape make_mesh(std::initializer_list<std::int64_t> extents) {
   mesh_shape shape;
   for (std::int64_t extent : extents) shape.add(axes[shape.axes.size()], extent);
   return shape;
+}
+/// A mesh of these extents, and these sizes of the first of `dims`.
+inline world make_world(std::initializer_list<std::int64_t> extents, const std::vector<dim_id>& dims,
+                        std::initializer_list<std::int64_t> sizes) {
+  world w{make_mesh(extents), {}};
+  std::size_t d = 0;
+  for (std::int64_t size : sizes) w.sizes.set(dims[d++], size);
+  return w;
 }
 
 }  // namespace plait::test

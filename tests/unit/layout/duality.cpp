@@ -11,9 +11,6 @@ using namespace plait::test;
 
 namespace layout_duality {  // files of one program may have helpers of the same name
 
-struct row : dim_tag<"row"> {};
-struct inner : dim_tag<"inner"> {};
-struct column : dim_tag<"column"> {};
 const dim_id m = dim_of<row>, k = dim_of<inner>, n = dim_of<column>;
 
 TEST_CASE("the dual of the dual is the value") {

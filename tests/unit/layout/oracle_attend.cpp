@@ -6,7 +6,6 @@ using namespace plait::test;
 
 namespace layout_oracle_attend {  // files of one program may have helpers of the same name
 
-struct line : dim_tag<"line"> {};
 const dim_id b = dim_of<line>, s = dim_of<seq>, h = dim_of<heads>, kv = dim_of<kv_heads>, d = dim_of<head_dim>;
 
 /// Causal grouped-query attention with integer weights: w_ij = c_ij (sum over j <= i of c_ij^2) with the scores c_ij =
@@ -85,13 +84,9 @@ class attention {
     return total;
   }
 
-  static std::int64_t first_of(const place_of_work& place, std::size_t operand, dim_id dim, std::size_t rank) {
-    const layout& a = place.operands[operand];
-    return place.w.part(a, static_cast<std::int64_t>(rank)).offset[static_cast<std::size_t>(a.find(dim))];
-  }
   /// The local index of the kv head that the local query head `head` uses; out of range if this rank does not have it.
   std::int64_t kv_head(const place_of_work& place, std::size_t operand, std::size_t rank, std::int64_t head) const {
-    return (first_of(place, 0, h, rank) + head) / heads_per_kv_ - first_of(place, operand, kv, rank);
+    return (place.first(0, h, rank) + head) / heads_per_kv_ - place.first(operand, kv, rank);
   }
   bool fits(const place_of_work& place, const placed_operands& xs) const {
     for (std::size_t r = 0; r < xs[0].size(); ++r) {
@@ -137,19 +132,8 @@ class attention {
 };
 
 operation attention_of(std::vector<dim_id> q, std::vector<dim_id> k, std::int64_t heads_per_kv) {
-  const attention work(heads_per_kv);
-  operation op{"attend, " + std::to_string(heads_per_kv) + " heads per kv head",
-               {q, k, k},
-               q,
-               {true, true, true},
-               {},
-               {},
-               {},
-               {}};
-  op.forward = [=](const place_of_work& p, const placed_operands& xs) { return work.forward(p, xs); };
-  op.backward = [=](const place_of_work& p, const placed_operands& xs, const shards& dy) {
-    return work.backward(p, xs, dy);
-  };
+  operation op{"attend, " + std::to_string(heads_per_kv) + " heads per kv head", {q, k, k}, q, {true, true, true}};
+  set_passes(op, attention(heads_per_kv));
   op.rule = [](const std::vector<layout>& a) { return attend(a[0], a[1], a[2], {s, h, kv}); };
   return op;
 }

@@ -7,7 +7,6 @@ using namespace plait::test;
 
 namespace layout_oracle_experts {  // files of one program may have helpers of the same name
 
-struct token : dim_tag<"token"> {};
 struct width : dim_tag<"width"> {};
 struct inside : dim_tag<"inside"> {};
 const dim_id t = dim_of<token>, h = dim_of<width>, f = dim_of<inside>;
@@ -30,7 +29,7 @@ layout of_own_experts(layout rows, const layout& weight) {
 /// y = sum over all experts of w[t] times the expert's output for x[t]. Every token chooses every expert, so the sum is
 /// one over dense arrays.
 operation mixture(std::string text, std::vector<dim_id> weight, std::vector<dim_id> out) {
-  operation op{text, {{t, h}, weight, {t}}, out, {true, true, true}, {}, {}, {}, {}};
+  operation op{text, {{t, h}, weight, {t}}, out, {true, true, true}};
   set_local_formula(
       op, [](const auto& x) { return x[0] * x[1] * x[2]; },
       [](const auto& x, std::size_t i) { return x[(i + 1) % 3] * x[(i + 2) % 3]; });

@@ -6,22 +6,17 @@ using namespace plait::test;
 
 namespace layout_oracle_pointwise {  // files of one program may have helpers of the same name
 
-struct row : dim_tag<"row"> {};
-struct column : dim_tag<"column"> {};
 const dim_id m = dim_of<row>, n = dim_of<column>;
 
 /// a + 2 b + 3 c; a b c; or (a + 2 b + 3 c)^2, which is not linear in any of them.
 operation elementwise(combine how, std::vector<std::vector<dim_id>> operands) {
-  operation op;
-  op.text = how == combine::sum ? "sum" : how == combine::product ? "product" : "nonlinear";
+  std::string text = how == combine::sum ? "sum" : how == combine::product ? "product" : "nonlinear";
   for (const auto& dims : operands) {
-    op.text += " [";
-    for (dim_id dim : dims) op.text += dim.text()[0];
-    op.text += "]";
+    text += " [";
+    for (dim_id dim : dims) text += dim.text()[0];
+    text += "]";
   }
-  op.operands = operands;
-  op.out = operands[0];
-  op.has_gradient.assign(operands.size(), true);
+  operation op{text, operands, operands[0], std::vector<bool>(operands.size(), true)};
   const auto sum = [](const std::vector<element>& x) {
     element total = 0;
     for (std::size_t i = 0; i < x.size(); ++i) total += (i + 1) * x[i];

@@ -6,9 +6,6 @@ using namespace plait::test;
 
 namespace layout_oracle_reduce {  // files of one program may have helpers of the same name
 
-struct row : dim_tag<"row"> {};
-struct column : dim_tag<"column"> {};
-struct group : dim_tag<"group"> {};
 const dim_id m = dim_of<row>, n = dim_of<column>, g = dim_of<group>;
 
 std::vector<dim_id> without(std::vector<dim_id> dims, dim_id dim) {
@@ -17,7 +14,7 @@ std::vector<dim_id> without(std::vector<dim_id> dims, dim_id dim) {
 }
 
 operation sum_over(std::vector<dim_id> dims, dim_id dim) {
-  operation op{"sum", {dims}, without(dims, dim), {true}, {}, {}, {}, {}};
+  operation op{"sum", {dims}, without(dims, dim), {true}};
   set_local_formula(
       op, [](const auto& x) { return x[0]; }, [](const auto&, std::size_t) { return element{1}; });
   op.rule = [dim](const std::vector<layout>& a) { return reduce_sum(a[0], dim); };
@@ -121,12 +118,8 @@ class with_statistic {
 };
 
 operation statistical(std::string text, std::vector<std::vector<dim_id>> operands, dim_id dim) {
-  const with_statistic work(dim, operands.size() == 2);
-  operation op{text, operands, operands[0], std::vector<bool>(operands.size(), true), {}, {}, {}, {}};
-  op.forward = [=](const place_of_work& p, const placed_operands& xs) { return work.forward(p, xs); };
-  op.backward = [=](const place_of_work& p, const placed_operands& xs, const shards& dy) {
-    return work.backward(p, xs, dy);
-  };
+  operation op{text, operands, operands[0], std::vector<bool>(operands.size(), true)};
+  set_passes(op, with_statistic(dim, operands.size() == 2));
   op.rule = [=](const std::vector<layout>& a) {
     return a.size() == 2 ? normalize(a[0], a[1], dim) : pointwise(combine::nonlinear, {&a[0]});
   };
