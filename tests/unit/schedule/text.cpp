@@ -27,15 +27,21 @@ std::string text_of_file(const std::string& name) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+/// `message` comes after the name of the schedule.
 void refuses(std::string_view text, int ranks, int microbatches, const std::string& message) {
   CAPTURE(text);
-  CHECK_THROWS_WITH_AS(parse_schedule(text, ranks, microbatches), message.c_str(), error);
+  CHECK_THROWS_WITH_AS(parse_schedule(text, ranks, microbatches), cat({"schedule ", text, ": ", message}).c_str(),
+                       error);
 }
 
 void refuses_csv(std::string_view text, const std::string& message) {
   CAPTURE(text);
   CHECK_THROWS_WITH_AS(schedule_from_csv(text), message.c_str(), error);
 }
+
+const std::string not_divisible =
+    "interleaved 1F1B passes groups of as many microbatches as the pipeline has ranks: the number of microbatches must "
+    "be divisible by the number of ranks; the nearest legal ";
 
 /// One microbatch after the other: valid, and slow.
 struct one_at_a_time {
@@ -78,39 +84,32 @@ TEST_CASE("schedules by name") {
 
 TEST_CASE("errors name the option, the value and the valid values") {
   refuses("foo", 4, 8,
-          "schedule foo: unknown schedule; legal are gpipe, 1f1b, interleaved:V (V chunks per rank, as in "
+          "unknown schedule; legal are gpipe, 1f1b, interleaved:V (V chunks per rank, as in "
           "interleaved:2), zb_h1, zb_h2, zb_v, v_half, v_min, dualpipe_v, automatic, automatic:2 (two chunks in a "
           "vee), or a FILE.csv");
   for (const char* text : {"interleaved", "interleaved:", "interleaved:1", "interleaved:2x", "interleaved:256"})
-    refuses(text, 4, 8,
-            std::string("schedule ") + text +
-                ": interleaved needs the number of chunks per rank, 2 to 255, as in interleaved:2");
+    refuses(text, 4, 8, "interleaved needs the number of chunks per rank, 2 to 255, as in interleaved:2");
   for (const char* text : {"automatic:", "automatic:3", "automatic:x"})
-    refuses(text, 4, 8, std::string("schedule ") + text + ": automatic has 1 or 2 chunks per rank, as in automatic:2");
+    refuses(text, 4, 8, "automatic has 1 or 2 chunks per rank, as in automatic:2");
   refuses("interleaved:2", 4, 14,
-          "schedule interleaved:2: with 4 pipeline ranks and 14 microbatches: interleaved 1F1B passes groups of as "
-          "many microbatches as the pipeline has ranks: the number of microbatches must be divisible by the number "
-          "of ranks; the nearest legal numbers of microbatches are 12 and 16");
+          "with 4 pipeline ranks and 14 microbatches: " + not_divisible + "numbers of microbatches are 12 and 16");
   refuses("interleaved:2", 4, 3,
-          "schedule interleaved:2: with 4 pipeline ranks and 3 microbatches: interleaved 1F1B passes groups of as "
-          "many microbatches as the pipeline has ranks: the number of microbatches must be divisible by the number "
-          "of ranks; the nearest legal number of microbatches is 4");
+          "with 4 pipeline ranks and 3 microbatches: " + not_divisible + "number of microbatches is 4");
   refuses("dualpipe_v", 4, 7,
-          "schedule dualpipe_v: with 4 pipeline ranks and 7 microbatches: this schedule fills both directions of the "
+          "with 4 pipeline ranks and 7 microbatches: this schedule fills both directions of the "
           "pipeline: it needs more microbatches; the nearest legal number of microbatches is 8");
   refuses("1f1b", 4, 0,
-          "schedule 1f1b: with 4 pipeline ranks and 0 microbatches: the shape of a pipeline needs 1 to 1024 ranks, 1 "
+          "with 4 pipeline ranks and 0 microbatches: the shape of a pipeline needs 1 to 1024 ranks, 1 "
           "to 255 chunks on each and 1 to 65535 microbatches, of which the product is at most 4194304, and a schedule "
           "has one list of actions for each rank");
-  refuses("none.csv", 4, 8, "schedule none.csv: the file cannot be read");
+  refuses("none.csv", 4, 8, "the file cannot be read");
   const temp_folder dir;
   REQUIRE(::mkfifo((dir / "pipe.csv").c_str(), 0600) == 0);
   std::filesystem::create_directory(dir / "folder.csv");
   std::filesystem::create_symlink("/dev/zero", dir / "device.csv");
-  refuses(dir / "folder.csv", 4, 8, "schedule " + (dir / "folder.csv") + ": it is a folder; name a file");
+  refuses(dir / "folder.csv", 4, 8, "it is a folder; name a file");
   for (const char* name : {"pipe.csv", "device.csv"})
-    refuses(dir / name, 4, 8,
-            "schedule " + (dir / name) + ": it is not a regular file; pipes and devices are not read");
+    refuses(dir / name, 4, 8, "it is not a regular file; pipes and devices are not read");
 }
 
 TEST_CASE("sizes beyond the largest are refused before a schedule is made") {
@@ -121,9 +120,8 @@ TEST_CASE("sizes beyond the largest are refused before a schedule is made") {
   const int largest = std::numeric_limits<int>::max();
   const auto refuses_sizes = [&](const std::string& text, int ranks, int microbatches) {
     refuses(text, ranks, microbatches,
-            "schedule " + text + ": with " + std::to_string(ranks) + " pipeline ranks and " +
-                std::to_string(microbatches) + " microbatches: " + sizes +
-                ", and a schedule has one list of actions for each rank");
+            "with " + std::to_string(ranks) + " pipeline ranks and " + std::to_string(microbatches) +
+                " microbatches: " + sizes + ", and a schedule has one list of actions for each rank");
   };
   for (const char* name : {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_h2", "zb_v", "v_half", "v_min", "dualpipe_v",
                            "automatic", "automatic:2", "none.csv"})
@@ -159,9 +157,7 @@ TEST_CASE("sizes beyond the largest are refused before a schedule is made") {
                                                        .c_str());
   // The text names the nearest valid number, which is valid.
   refuses("interleaved:2", 1000, 2001,
-          "schedule interleaved:2: with 1000 pipeline ranks and 2001 microbatches: interleaved 1F1B passes groups of "
-          "as many microbatches as the pipeline has ranks: the number of microbatches must be divisible by the "
-          "number of ranks; the nearest legal number of microbatches is 2000");
+          "with 1000 pipeline ranks and 2001 microbatches: " + not_divisible + "number of microbatches is 2000");
 }
 
 TEST_CASE("invalid costs and limits are refused") {
@@ -189,26 +185,25 @@ TEST_CASE("invalid costs and limits are refused") {
 }
 
 TEST_CASE("PyTorch's schedules are read, and equal those of plait") {
-  const schedule interleaved_1f1b = schedule_from_csv(text_of_file("pytorch_interleaved_1f1b_p4_m8.csv"));
-  CHECK(interleaved_1f1b.shape == shape_of<interleaved<2>>(4, 8));
-  CHECK(interleaved_1f1b.order == make_schedule<interleaved<2>>(4, 8).order);
-  const schedule zbv = schedule_from_csv(text_of_file("pytorch_zbv_p4_m8.csv"));
-  CHECK(zbv.shape == shape_of<zb_v>(4, 8));
-  CHECK(zbv.order == make_schedule<zb_v>(4, 8).order);
-  const schedule dual = schedule_from_csv(text_of_file("pytorch_dualpipe_v_p4_m8.csv"));
-  CHECK(dual.shape == shape_of<dualpipe_v>(4, 8));
-  CHECK(dual.order == make_schedule<dualpipe_v>(4, 8).order);
+  for (const auto& [file, ours] : {std::pair{"pytorch_interleaved_1f1b_p4_m8.csv", make_schedule<interleaved<2>>(4, 8)},
+                                   {"pytorch_zbv_p4_m8.csv", make_schedule<zb_v>(4, 8)},
+                                   {"pytorch_dualpipe_v_p4_m8.csv", make_schedule<dualpipe_v>(4, 8)}}) {
+    CAPTURE(file);
+    const schedule theirs = schedule_from_csv(text_of_file(file));
+    CHECK(theirs.shape == ours.shape);
+    CHECK(theirs.order == ours.order);
+  }
 
   // A schedule that plait does not make: Megatron's order with I and W, where W is delayed.
   const schedule zero = schedule_from_csv(text_of_file("pytorch_interleaved_zero_bubble_p4_m8.csv"), "zb_interleaved");
   CHECK(describe(verify(zero)) == "ok");
   CHECK(zero.shape == pipeline_shape{4, 2, 8, stage_placement::straight});
-  CHECK(simulate(zero).makespan < simulate(interleaved_1f1b).makespan);
+  CHECK(simulate(zero).makespan < simulate(make_schedule<interleaved<2>>(4, 8)).makespan);
   CHECK(parse_schedule(plait::test::test_data() + "/pytorch_interleaved_zero_bubble_p4_m8.csv", 4, 8).order ==
         zero.order);
   const std::string path = plait::test::test_data() + "/pytorch_zbv_p4_m8.csv";
-  refuses(path, 2, 8, "schedule " + path + ": the file has 4 rows, one for each pipeline rank, and there are 2 ranks");
-  refuses(path, 4, 16, "schedule " + path + ": the file has 8 microbatches, and the step has 16");
+  refuses(path, 2, 8, "the file has 4 rows, one for each pipeline rank, and there are 2 ranks");
+  refuses(path, 4, 16, "the file has 8 microbatches, and the step has 16");
 }
 
 TEST_CASE("a written schedule is read unchanged") {
@@ -291,9 +286,8 @@ TEST_CASE("a file with an invalid schedule is refused when it is parsed") {
   const temp_folder folder;
   const std::string path = folder.write("wrong.csv", "0F0,0B0\n1B0,1F0\n");
   refuses(path, 2, 1,
-          "schedule " + path +
-              ": with 2 pipeline ranks and 1 microbatch: rank 1, action 0 (B0.0): a backward comes before the "
-              "forward of its microbatch in the same stage");
+          "with 2 pipeline ranks and 1 microbatch: rank 1, action 0 (B0.0): a backward comes before the "
+          "forward of its microbatch in the same stage");
 }
 
 TEST_CASE("a user's policy needs only make") {
@@ -304,10 +298,10 @@ TEST_CASE("a user's policy needs only make") {
   CHECK(peak_activations(s) == 1);
   CHECK(simulate(s).makespan_idle() == doctest::Approx(2.0 / 3));
   CHECK_THROWS_AS(make_schedule<one_at_a_time>(0, 4), error);
-  CHECK_THROWS_WITH(make_schedule<interleaved<2>>(4, 6),
-                    "schedule interleaved (4 ranks, 6 microbatches): interleaved 1F1B passes groups of as many "
-                    "microbatches as the pipeline has ranks: the number of microbatches must be divisible by the "
-                    "number of ranks; the nearest legal numbers of microbatches are 4 and 8");
+  CHECK_THROWS_WITH(
+      make_schedule<interleaved<2>>(4, 6),
+      ("schedule interleaved (4 ranks, 6 microbatches): " + not_divisible + "numbers of microbatches are 4 and 8")
+          .c_str());
 }
 
 TEST_CASE("an automatic schedule is no longer than any hand-made one, and keeps the limit") {
