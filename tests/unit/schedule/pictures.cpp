@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <string_view>
@@ -13,16 +14,13 @@
 #include "plait/schedule/expand.hpp"
 #include "plait/schedule/parse.hpp"
 #include "support/temp_folder.hpp"
+#include "support/texts.hpp"
 
 using namespace plait;
 
 namespace {
 
-std::size_t count(std::string_view text, std::string_view part) {
-  std::size_t n = 0;
-  for (std::size_t at = text.find(part); at != text.npos; at = text.find(part, at + part.size())) ++n;
-  return n;
-}
+using test::occurrences;
 
 /// The number after `before` in `text`, starting at `at`; moves `at` to its end.
 double number_after(std::string_view text, std::string_view before, std::size_t& at) {
@@ -32,69 +30,24 @@ double number_after(std::string_view text, std::string_view before, std::size_t&
   return std::stod(std::string(text.substr(at, 30)));
 }
 
-/// Checks whether a text is JSON; independent of the writer.
-struct json_check {
-  std::string_view text;
-  std::size_t at = 0;
-
-  void blanks() { at = std::min(text.find_first_not_of(" \n\r\t", at), text.size()); }
-  bool take(char c) {
-    blanks();
-    if (at >= text.size() || text[at] != c) return false;
-    ++at;
-    return true;
-  }
-  bool string() {
-    if (!take('"')) return false;
-    for (; at < text.size() && text[at] != '"'; ++at) {
-      if (static_cast<unsigned char>(text[at]) < 0x20) return false;
-      if (text[at] == '\\') ++at;
-    }
-    return at++ < text.size();
-  }
-  bool list(char close, bool object) {
-    if (take(close)) return true;
-    do {
-      if (object && !(string() && take(':'))) return false;
-      if (!value()) return false;
-    } while (take(','));
-    return take(close);
-  }
-  bool value() {
-    blanks();
-    if (at >= text.size()) return false;
-    if (text[at] == '"') return string();
-    if (take('{')) return list('}', true);
-    if (take('[')) return list(']', false);
-    const std::size_t end = text.find_first_not_of("+-.0123456789eE", at);
-    const bool digits = end != at && end != text.npos;
-    at = end;
-    return digits;
-  }
-  bool whole() {
-    const bool ok = value();
-    blanks();
-    return ok && at == text.size();
-  }
-};
-
 }  // namespace
 
 TEST_CASE("a drawing has a cell for each action, in the row of its rank, within the scale") {
   const pipeline_timeline a = timeline_of(parse_schedule("1f1b", 4, 8)), b = timeline_of(parse_schedule("zb_v", 4, 8));
   const std::string svg = pipeline_svg({a, b});
-  CHECK(count(svg, "<title>") == 4 * 16 + 4 * 48);
-  CHECK(count(svg, "class=\"F0-1\"") == 32);
-  CHECK(count(svg, "class=\"B0-1\"") == 32);
+  CHECK(occurrences(svg, "<title>") == 4 * 16 + 4 * 48);
+  CHECK(occurrences(svg, "class=\"F0-1\"") == 32);
+  CHECK(occurrences(svg, "class=\"B0-1\"") == 32);
   for (const char* kind : {"F", "I", "W"})
-    for (const char* chunk : {"0-2", "1-2"}) CHECK(count(svg, "class=\"" + std::string(kind) + chunk + "\"") == 32);
+    for (const char* chunk : {"0-2", "1-2"})
+      CHECK(occurrences(svg, "class=\"" + std::string(kind) + chunk + "\"") == 32);
   CHECK(contains(svg, ">1f1b, 4 ranks, 8 microbatches</text>"));
   CHECK(contains(svg, ">zb_v, 4 ranks with 2 chunks each, 8 microbatches</text>"));
   CHECK(contains(svg, "27.3 % idle, 27.3 % within a rank's own span; length 33<"));
   CHECK(contains(svg, "5.9 % idle, 0.0 % within a rank's own span; length 25.5<"));
   CHECK(contains(svg, "<title>B0.0, stage 3: 4 to 6</title>"));
   CHECK(contains(svg, "prefers-color-scheme:dark"));
-  CHECK(count(svg, "<g>") == count(svg, "</g>"));
+  CHECK(occurrences(svg, "<g>") == occurrences(svg, "</g>"));
   // Colours as numbers that every program for SVG supports.
   CHECK(contains(svg, ".F0-1{fill:#255d9d}.B0-1{fill:#2b7343}"));
   CHECK(!contains(svg, "hsl("));
@@ -137,15 +90,15 @@ TEST_CASE("a whole step has lanes for gathers, reductions, and the norm with upd
   CHECK(t.busy(0) == doctest::Approx(6 + 1.5));
 
   const std::string svg = pipeline_svg({t});
-  CHECK(count(svg, "class=\"reduction\"") == 2 + 1);  // and one in the legend
-  CHECK(count(svg, "class=\"gather\"") == of[step_op::gather].size() + 1);
-  CHECK(count(svg, "class=\"norm\"") == 1 + 1);
-  CHECK(count(svg, "class=\"update\"") == 2 + 1);
+  CHECK(occurrences(svg, "class=\"reduction\"") == 2 + 1);  // and one in the legend
+  CHECK(occurrences(svg, "class=\"gather\"") == of[step_op::gather].size() + 1);
+  CHECK(occurrences(svg, "class=\"norm\"") == 1 + 1);
+  CHECK(occurrences(svg, "class=\"update\"") == 2 + 1);
   CHECK(contains(svg, ">gathers</text>"));
   CHECK(contains(svg, ">reductions</text>"));
   CHECK(contains(svg, "<title>update of unit 1: "));
-  CHECK(count(svg, "<g>") == count(svg, "</g>"));
-  CHECK(count(svg, "class=\"F0-1\"") == t.ranks[0].size() - 1);
+  CHECK(occurrences(svg, "<g>") == occurrences(svg, "</g>"));
+  CHECK(occurrences(svg, "class=\"F0-1\"") == t.ranks[0].size() - 1);
   const std::string alone = pipeline_svg({timeline_of(make_schedule<one_f_one_b>(1, 1))});
   for (const char* lane : {"gather", "reduction", "norm", "update"}) CHECK(!contains(alone, lane));
 }
@@ -153,7 +106,7 @@ TEST_CASE("a whole step has lanes for gathers, reductions, and the norm with upd
 TEST_CASE("a large drawing is small, an empty one is valid, and odd titles are well formed") {
   const pipeline_timeline large = timeline_of(parse_schedule("interleaved:4", 16, 64));
   const std::string svg = pipeline_svg({large});
-  CHECK(count(svg, "<title>") == 0);
+  CHECK(occurrences(svg, "<title>") == 0);
   CHECK(svg.size() < 1'200'000);
   CHECK(contains(pipeline_svg({}), "</svg>"));
   pipeline_timeline empty;
@@ -195,10 +148,10 @@ TEST_CASE("a trace has every event, and an arrow for each message") {
                       .axis = "dp"});
   t.tracks.push_back({1, 1, "collectives"});
   const std::string text = to_chrome_trace(t);
-  CHECK(json_check{text}.whole());
-  CHECK(count(text, "\"ph\":\"X\"") == 2 * 16 + 1);
-  CHECK(count(text, "\"ph\":\"s\"") == times.transfers.size());
-  CHECK(count(text, "\"ph\":\"f\"") == times.transfers.size());
+  CHECK(nlohmann::json::accept(text));
+  CHECK(occurrences(text, "\"ph\":\"X\"") == 2 * 16 + 1);
+  CHECK(occurrences(text, "\"ph\":\"s\"") == times.transfers.size());
+  CHECK(occurrences(text, "\"ph\":\"f\"") == times.transfers.size());
   CHECK(contains(text, "\"name\":\"rank 1\""));
   CHECK(contains(text,
                  "{\"ph\":\"X\",\"name\":\"all_reduce \\\"x\\\"\\n\",\"cat\":\"collective\",\"pid\":1,\"tid\":1,"
@@ -221,7 +174,7 @@ TEST_CASE("a trace has every event, and an arrow for each message") {
 }
 
 TEST_CASE("a trace's times count from its earliest start, and an empty one is valid") {
-  CHECK(json_check{to_chrome_trace({})}.whole());
+  CHECK(nlohmann::json::accept(to_chrome_trace({})));
   trace t;
   t.events.push_back({.name = "late", .start_ns = 1'700'000'000'000'000'123, .duration_ns = 1'500});
   t.events.push_back({.name = "early", .start_ns = 1'700'000'000'000'000'000, .duration_ns = 0});
