@@ -98,6 +98,24 @@ mesh_shape mesh_of(const planner::training_layout& l, bool experts = false) {
   return mesh;
 }
 
+/// The work of one rank in a step of a Llama with four layers, for `samples` sequences in a microbatch of all ranks.
+template <class Stage, strategy Strategy>
+step_plan step_on(const mesh_shape& mesh, std::int64_t rank, const schedule& plan, const llama_config& config,
+                  const llama_options& options, const pipeline_options& how, std::int64_t samples,
+                  bool offload_optimizer = false) {
+  pipeline_world ranks = pipeline_world::counting(mesh, rank);
+  counting_device device(offload_optimizer);
+  const context<counting_device> ctx{device, ranks.stage(),
+                                     llama_sizes<Strategy>(config, ranks.stage().shape(), samples, seq_length), 1};
+  const int stages = plan.shape.stages();
+  std::vector<stage_layers> parts;
+  for (int s = 0; s < stages; ++s) parts.push_back({s * 4 / stages, (s + 1) * 4 / stages, s == 0, s + 1 == stages});
+  pipeline<Stage> model(
+      ctx, ranks.along(), plan, parts,
+      [&](stage_layers part, Stage* first) { return std::make_unique<Stage>(ctx, config, options, part, first); }, how);
+  return dry_run_step(ctx, model);
+}
+
 /// Bytes of the collectives of an axis, without those of `scalars`, which are calls of a few bytes.
 double payload(const ledger& traffic, const std::string& label, std::initializer_list<collective> kinds) {
   double bytes = 0;
@@ -187,15 +205,6 @@ TEST_CASE_TEMPLATE(
       CAPTURE(microbatches);
       planner::training_job job = job_of<Model>(microbatches * l.microbatch * l.dp);
       job.model.limited = experts && l.zero == zero_level::optimizer;
-      const schedule plan = parse_schedule("1f1b", static_cast<int>(l.pp), microbatches);
-      pipeline_world ranks = pipeline_world::counting(mesh_of(l, experts), at * l.dp * l.cp * l.tp);
-      counting_device device(l.offload_optimizer);
-      const context<counting_device> ctx{
-          device, ranks.stage(),
-          llama_sizes<typename Model::strategy>(config, ranks.stage().shape(), l.microbatch * l.dp, seq_length), 1};
-      std::vector<stage_layers> parts;
-      for (std::int64_t s = 0; s < l.pp; ++s)
-        parts.push_back({s * 4 / l.pp, (s + 1) * 4 / l.pp, s == 0, s + 1 == l.pp});
       pipeline_options how;
       how.parallel.level = l.zero;
       how.offload_activations = l.offload_activations;
@@ -207,11 +216,9 @@ TEST_CASE_TEMPLATE(
       options.keep = layer_recompute(l.recompute);
       options.loss_chunks = l.loss_chunks;
       options.expert_limit = job.model.limited ? 1.25 : 0;
-      pipeline<stage> model(
-          ctx, ranks.along(), plan, parts,
-          [&](stage_layers part, stage* first) { return std::make_unique<stage>(ctx, config, options, part, first); },
-          how);
-      const step_plan step = dry_run_step(ctx, model);
+      const step_plan step = step_on<stage, typename Model::strategy>(
+          mesh_of(l, experts), at * l.dp * l.cp * l.tp, parse_schedule("1f1b", static_cast<int>(l.pp), microbatches),
+          config, options, how, l.microbatch * l.dp, l.offload_optimizer);
       const planner::memory_split m = planner::rank_memory({}, job, l, at);
       const double peak_error = l.offload_activations || microbatches == 1 ? 0.06 : 0.035;  // of a model this small
       CHECK(static_cast<double>(step.peak_bytes) == doctest::Approx(m.allocated()).epsilon(peak_error));
@@ -238,9 +245,6 @@ std::vector<posted_program> posted_of(const planner::training_layout& l, const c
                                       bool hybrid = false) {
   const mesh_shape mesh = mesh_of(l);
   const schedule plan = parse_schedule(schedule_name, static_cast<int>(l.pp), 4);
-  const int stages = plan.shape.stages();
-  std::vector<stage_layers> parts;
-  for (int s = 0; s < stages; ++s) parts.push_back({s * 4 / stages, (s + 1) * 4 / stages, s == 0, s + 1 == stages});
   llama_config config = small_llama();
   config.tie_embeddings = true;
   pipeline_options how;
@@ -248,19 +252,9 @@ std::vector<posted_program> posted_of(const planner::training_layout& l, const c
   if (hybrid) how.axes = {.shard = axis_list(axis_of<dp>), .replicate = axis_list(axis_of<cp>)};
   llama_options options;
   options.attention.context = chosen_policy::ring;
-  using stage = stage_of<float>;
   std::vector<posted_program> all;
-  for (std::int64_t rank = 0; rank < mesh.size(); ++rank) {
-    pipeline_world ranks = pipeline_world::counting(mesh, rank);
-    counting_device device;
-    const context<counting_device> ctx{
-        device, ranks.stage(), llama_sizes<megatron_sp>(config, ranks.stage().shape(), 2 * l.dp, seq_length), 1};
-    pipeline<stage> model(
-        ctx, ranks.along(), plan, parts,
-        [&](stage_layers part, stage* first) { return std::make_unique<stage>(ctx, config, options, part, first); },
-        how);
-    all.push_back(dry_run_step(ctx, model).posted);
-  }
+  for (std::int64_t rank = 0; rank < mesh.size(); ++rank)
+    all.push_back(step_on<stage_of<float>, megatron_sp>(mesh, rank, plan, config, options, how, 2 * l.dp).posted);
   return all;
 }
 
