@@ -18,12 +18,13 @@ class attention {
     if (!fits(place, xs)) return std::nullopt;
     shards ys;
     for (std::size_t r = 0; r < xs[0].size(); ++r) {
+      const array& v = xs[2][r];
       array y = xs[0][r].like();
-      each_row(place, xs, r, [&](const row& at) {
-        const element total = square_sum(at);
-        for (std::int64_t j = 0; j <= at.i; ++j)
-          for (std::int64_t c = 0; c < at.width; ++c)
-            y.data[at.q(at.i, c)] += at.scores[static_cast<std::size_t>(j)] * total * at.v_data[at.v(j, c)];
+      each_row(place, xs, r, [&](std::int64_t i, const auto& scores, const auto& q_at, const auto&, const auto& v_at) {
+        const element total = square_sum(scores);
+        for (std::int64_t j = 0; j <= i; ++j)
+          for (std::int64_t c = 0; c < v.size_of(d); ++c)
+            y.data[q_at(i, c)] += scores[static_cast<std::size_t>(j)] * total * v.data[v_at(j, c)];
       });
       ys.push_back(y);
     }
@@ -33,57 +34,41 @@ class attention {
   placed_operands backward(const place_of_work& place, const placed_operands& xs, const shards& dy) const {
     placed_operands gradients(3);
     for (std::size_t r = 0; r < dy.size(); ++r) {
-      array dq = xs[0][r].like(), dk = xs[1][r].like(), dv = xs[2][r].like();
-      each_row(place, xs, r, [&](const row& at) {
-        const element total = square_sum(at);
-        std::vector<element> dw(static_cast<std::size_t>(at.i) + 1);
-        element inner = 0;  // sum over j of dw_j c_j
-        for (std::int64_t j = 0; j <= at.i; ++j) {
-          const std::size_t n = static_cast<std::size_t>(j);
-          for (std::int64_t c = 0; c < at.width; ++c) {
-            dw[n] += dy[r].data[at.q(at.i, c)] * at.v_data[at.v(j, c)];
-            dv.data[at.v(j, c)] += at.scores[static_cast<std::size_t>(j)] * total * dy[r].data[at.q(at.i, c)];
-          }
-          inner += dw[n] * at.scores[static_cast<std::size_t>(j)];
-        }
-        for (std::int64_t j = 0; j <= at.i; ++j) {
-          const element dc =
-              dw[static_cast<std::size_t>(j)] * total + 2 * at.scores[static_cast<std::size_t>(j)] * inner;
-          for (std::int64_t c = 0; c < at.depth; ++c) {
-            dq.data[at.q(at.i, c)] += dc * at.k_data[at.k(j, c)];
-            dk.data[at.k(j, c)] += dc * at.q_data[at.q(at.i, c)];
-          }
-        }
-      });
+      const array &q = xs[0][r], &k = xs[1][r], &v = xs[2][r];
+      array dq = q.like(), dk = k.like(), dv = v.like();
+      each_row(place, xs, r,
+               [&](std::int64_t i, const auto& scores, const auto& q_at, const auto& k_at, const auto& v_at) {
+                 const element total = square_sum(scores);
+                 std::vector<element> dw(scores.size());
+                 element inner = 0;  // sum over j of dw_j c_j
+                 for (std::int64_t j = 0; j <= i; ++j) {
+                   const std::size_t n = static_cast<std::size_t>(j);
+                   for (std::int64_t c = 0; c < v.size_of(d); ++c) {
+                     dw[n] += dy[r].data[q_at(i, c)] * v.data[v_at(j, c)];
+                     dv.data[v_at(j, c)] += scores[n] * total * dy[r].data[q_at(i, c)];
+                   }
+                   inner += dw[n] * scores[n];
+                 }
+                 for (std::int64_t j = 0; j <= i; ++j) {
+                   const std::size_t n = static_cast<std::size_t>(j);
+                   const element dc = dw[n] * total + 2 * scores[n] * inner;
+                   for (std::int64_t c = 0; c < q.size_of(d); ++c) {
+                     dq.data[q_at(i, c)] += dc * k.data[k_at(j, c)];
+                     dk.data[k_at(j, c)] += dc * q.data[q_at(i, c)];
+                   }
+                 }
+               });
       gradients[0].push_back(dq), gradients[1].push_back(dk), gradients[2].push_back(dv);
     }
     return gradients;
   }
 
  private:
-  /// One query row of one head with its keys.
-  struct row {
-    const array *q_array, *k_array, *v_array;
-    std::int64_t line, i, head, k_head, v_head, depth, width;
-    std::vector<element> scores;
-    const element *q_data, *k_data, *v_data;
-
-    static std::size_t at(const array& a, std::int64_t line, std::int64_t i, dim_id head_dim_of, std::int64_t head,
-                          std::int64_t c) {
-      return static_cast<std::size_t>(line * a.stride(b) + i * a.stride(s) + head * a.stride(head_dim_of) +
-                                      c * a.stride(d));
-    }
-    std::size_t q(std::int64_t j, std::int64_t c) const { return at(*q_array, line, j, h, head, c); }
-    std::size_t k(std::int64_t j, std::int64_t c) const { return at(*k_array, line, j, kv, k_head, c); }
-    std::size_t v(std::int64_t j, std::int64_t c) const { return at(*v_array, line, j, kv, v_head, c); }
-  };
-
-  static element square_sum(const row& at) {
+  static element square_sum(const std::vector<element>& scores) {
     element total = 0;
-    for (element c : at.scores) total += c * c;
+    for (element c : scores) total += c * c;
     return total;
   }
-
   /// The local index of the kv head that the local query head `head` uses; out of range if this rank does not have it.
   std::int64_t kv_head(const place_of_work& place, std::size_t operand, std::size_t rank, std::int64_t head) const {
     return (place.first(0, h, rank) + head) / heads_per_kv_ - place.first(operand, kv, rank);
@@ -101,31 +86,27 @@ class attention {
     }
     return true;
   }
+  /// The index in `a` of element `c` of row `j` of one head.
+  static auto index_in(const array& a, std::int64_t line, dim_id heads_of, std::int64_t head) {
+    const std::int64_t first = line * a.stride(b) + head * a.stride(heads_of), row = a.stride(s), step = a.stride(d);
+    return [=](std::int64_t j, std::int64_t c) { return static_cast<std::size_t>(first + j * row + c * step); };
+  }
+  /// Calls body(i, scores, q_at, k_at, v_at) for each query row i of each head; the last three give indices.
   template <class Body>
   void each_row(const place_of_work& place, const placed_operands& xs, std::size_t r, Body&& body) const {
     const array &q = xs[0][r], &k = xs[1][r], &v = xs[2][r];
     for (std::int64_t line = 0; line < q.size_of(b); ++line)
-      for (std::int64_t head = 0; head < q.size_of(h); ++head)
+      for (std::int64_t head = 0; head < q.size_of(h); ++head) {
+        const auto q_at = index_in(q, line, h, head), k_at = index_in(k, line, kv, kv_head(place, 1, r, head)),
+                   v_at = index_in(v, line, kv, kv_head(place, 2, r, head));
         for (std::int64_t i = 0; i < q.size_of(s); ++i) {
-          row at{&q,
-                 &k,
-                 &v,
-                 line,
-                 i,
-                 head,
-                 kv_head(place, 1, r, head),
-                 kv_head(place, 2, r, head),
-                 q.size_of(d),
-                 v.size_of(d),
-                 std::vector<element>(static_cast<std::size_t>(i) + 1),
-                 q.data.data(),
-                 k.data.data(),
-                 v.data.data()};
+          std::vector<element> scores(static_cast<std::size_t>(i) + 1);
           for (std::int64_t j = 0; j <= i; ++j)
-            for (std::int64_t c = 0; c < at.depth; ++c)
-              at.scores[static_cast<std::size_t>(j)] += q.data[at.q(i, c)] * k.data[at.k(j, c)];
-          body(at);
+            for (std::int64_t c = 0; c < q.size_of(d); ++c)
+              scores[static_cast<std::size_t>(j)] += q.data[q_at(i, c)] * k.data[k_at(j, c)];
+          body(i, scores, q_at, k_at, v_at);
         }
+      }
   }
 
   std::int64_t heads_per_kv_;

@@ -75,16 +75,12 @@ class with_statistic {
     sum_in_groups(inner, place.operands[0].axes_of(dim_), place.w.mesh);
     for (std::size_t r = 0; r < dy.size(); ++r) {
       for (std::size_t i = 0; i < xs.size(); ++i) gradients[i].push_back(xs[i][r].like());
-      array grad = dy[r];
-      shards stats = s;
-      each(xs, stats, grad, r, [&](element x, element, element stat, element& d, std::size_t w_at) {
+      array& dx = gradients[0][r] = dy[r];
+      each(xs, s, dx, r, [&](element x, element w, element stat, element& d, std::size_t w_at) {
         if (has_weight_) gradients[1][r].data[w_at] += x * stat * d;
+        d *= w * stat;
       });
-      each(xs, stats, grad, r, [&](element, element w, element stat, element& d, std::size_t) { d *= w * stat; });
-      shards inners = inner;
-      array direct = grad;
-      each(xs, inners, direct, r, [&](element x, element, element sum, element& d, std::size_t) { d += 2 * x * sum; });
-      gradients[0][r] = direct;
+      each(xs, inner, dx, r, [&](element x, element, element sum, element& d, std::size_t) { d += 2 * x * sum; });
     }
     return gradients;
   }
