@@ -1,4 +1,5 @@
 // errors-at-most: 1
+#include "if_fixed.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
@@ -11,11 +12,7 @@ using namespace plait;
 // expect: a sequential needs at least one layer
 // errors-at-most: 4
 // lines-at-most: 30
-#ifdef PLAIT_FAIL_FIX
-using layers = sequential<rms_norm<float, spec<shard<batch, dp>, hidden>>>;
-#else
-using layers = sequential<>;
-#endif
+using layers = if_fixed<sequential<rms_norm<float, spec<shard<batch, dp>, hidden>>>, sequential<>>;
 using taken = layers::input;
 
 // case: sequential_does_not_fit
@@ -29,11 +26,7 @@ struct up_policy {
   using output = spec<shard<batch, dp>, shard<ffn, tp>>;
 };
 struct down_policy {
-#ifdef PLAIT_FAIL_FIX
-  using input = spec<shard<batch, dp>, shard<ffn, tp>>;
-#else
-  using input = spec<shard<batch, dp>, ffn, replicate<tp>>;
-#endif
+  using input = if_fixed<spec<shard<batch, dp>, shard<ffn, tp>>, spec<shard<batch, dp>, ffn, replicate<tp>>>;
   using weight = spec<hidden, shard<ffn, tp>>;
   using output = spec<shard<batch, dp>, hidden, invariant<tp>>;
 };
@@ -54,11 +47,7 @@ struct proj_policy {
 struct back_policy {
   using input = proj_policy::output;
   using weight = spec<hidden, shard<ffn, tp>>;
-#ifdef PLAIT_FAIL_FIX
-  using output = stream;
-#else
-  using output = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
-#endif
+  using output = if_fixed<stream, spec<shard<batch, dp>, seq, hidden, invariant<tp>>>;
 };
 using inner = sequential<linear<float, proj_policy>, linear<float, back_policy>>;
 using branch = residual<rms_norm<float, stream>, inner>;
@@ -69,9 +58,5 @@ using end = branch::saved;
 // expect: expected_dims<plait::batch, plait::zseq, plait::hidden>
 // One layer returns tokens in zigzag order, the next takes them in original order.
 using zig = context_parallel<megatron_sp, ring<cp>, zigzag>;
-#ifdef PLAIT_FAIL_FIX
-using text = zig;
-#else
-using text = megatron_sp;
-#endif
+using text = if_fixed<zig, megatron_sp>;
 static_assert(sizeof(sequential<rms_norm<float, text::residual>, self_attention<float, zig>>) > 0);

@@ -1,5 +1,6 @@
 // expect: my_table
 // errors-at-most: 1
+#include "if_fixed.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear/policy.hpp"
 
@@ -35,10 +36,7 @@ template class plait::embedding<float, my_table>;
 // expect: this step would need a collective over an axis that the policy does not name: redistribute explicitly, or let the two specs agree on that axis
 // expect: on_axis<plait::cp>
 struct my_table : table {
-#ifdef PLAIT_FAIL_FIX
-  using output = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
-#else
-  using output = spec<shard<batch, dp>, seq, hidden, invariant<cp, tp>>;
-#endif
+  using output = if_fixed<spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>,
+                          spec<shard<batch, dp>, seq, hidden, invariant<cp, tp>>>;
 };
 template class plait::embedding<float, my_table>;

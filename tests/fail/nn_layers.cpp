@@ -1,3 +1,4 @@
+#include "if_fixed.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/linear.hpp"
@@ -48,11 +49,8 @@ struct down_policy {
   using output = spec<shard<batch, dp>, hidden, invariant<tp>>;
 };
 using down = linear<float, down_policy>;
-#ifdef PLAIT_FAIL_FIX
-using gradient = dual_t<down::output>;
-#else
-using gradient = spec<shard<batch, dp>, hidden, partial<tp>>;  // the gradient of a replicated output
-#endif
+using gradient = if_fixed<dual_t<down::output>,
+                          spec<shard<batch, dp>, hidden, partial<tp>>>;  // the gradient of a replicated output
 void backward(context<cpu>& ctx, down& layer, const tensor<float, down::input>& x, down::saved& kept, const tensor<float, gradient>& dy) {
   layer.backward(ctx, x, kept, dy);
 }
@@ -91,11 +89,7 @@ template class plait::moe<float, experts_over_ep>;
 // errors-at-most: 1
 
 using logits = spec<shard<batch, dp>, shard<vocab, tp>>;
-#ifdef PLAIT_FAIL_FIX
-using labels = spec<shard<batch, dp>, invariant<tp>>;
-#else
-using labels = spec<batch, invariant<dp, tp>>;
-#endif
+using labels = if_fixed<spec<shard<batch, dp>, invariant<tp>>, spec<batch, invariant<dp, tp>>>;
 template class plait::cross_entropy_loss<float, logits, labels>;
 
 // case: overlap_in_parallel
@@ -144,11 +138,7 @@ template class plait::embedding<float, table_policy>;
 // case: positions_without_samples
 // expect: learned positions take [samples, tokens, features]
 
-#ifdef PLAIT_FAIL_FIX
-using value = spec<shard<batch, dp>, seq, hidden>;
-#else
-using value = spec<shard<batch, dp>, hidden>;
-#endif
+using value = if_fixed<spec<shard<batch, dp>, seq, hidden>, spec<shard<batch, dp>, hidden>>;
 using taken = plait::learned_positions<float, value>::input;
 
 // case: shared_expert_sharded_hidden
@@ -159,11 +149,8 @@ struct rows : axis_tag<"rows"> {};
 // Two-dimensional tensor parallelism: each rank has a part of each row.
 struct two_dims {
   using mesh = plait::mesh<axis<dp>, axis<rows>, axis<tp>>;
-#ifdef PLAIT_FAIL_FIX
-  using residual = spec<shard<batch, dp>, seq, hidden, invariant<tp, rows>>;
-#else
-  using residual = spec<shard<batch, dp>, seq, shard<hidden, rows>, invariant<tp>>;
-#endif
+  using residual = if_fixed<spec<shard<batch, dp>, seq, hidden, invariant<tp, rows>>,
+                            spec<shard<batch, dp>, seq, shard<hidden, rows>, invariant<tp>>>;
   using query_heads = shard<heads, tp>;
   using key_heads = shard<kv_heads, tp>;
   using feed_forward = shard<ffn, tp>;

@@ -1,4 +1,5 @@
 // errors-at-most: 1
+#include "if_fixed.hpp"
 #include "plait/nn/linear.hpp"
 
 using namespace plait;
@@ -15,11 +16,7 @@ struct column {
 // expect: on_dim<plait::hidden>
 // expect: up_policy
 struct up_policy : column {
-#ifdef PLAIT_FAIL_FIX
-  using input = spec<shard<batch, dp>, hidden, invariant<tp>>;
-#else
-  using input = spec<shard<batch, dp>, shard<hidden, tp>>;
-#endif
+  using input = if_fixed<spec<shard<batch, dp>, hidden, invariant<tp>>, spec<shard<batch, dp>, shard<hidden, tp>>>;
 };
 template class plait::linear<float, up_policy>;
 
@@ -30,11 +27,7 @@ template class plait::linear<float, up_policy>;
 // expect: given_dims<plait::heads, plait::hidden, plait::head_dim>
 // expect: up_policy
 struct up_policy : column {
-#ifdef PLAIT_FAIL_FIX
-  using weight = spec<shard<heads, tp>, head_dim, hidden>;
-#else
-  using weight = spec<shard<heads, tp>, hidden, head_dim>;
-#endif
+  using weight = if_fixed<spec<shard<heads, tp>, head_dim, hidden>, spec<shard<heads, tp>, hidden, head_dim>>;
   using output = spec<shard<batch, dp>, shard<heads, tp>, head_dim>;
 };
 template class plait::linear<float, up_policy>;
@@ -47,11 +40,7 @@ template class plait::linear<float, up_policy>;
 // expect: up_policy
 struct up_policy : column {
   using input = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
-#ifdef PLAIT_FAIL_FIX
-  using output = spec<shard<batch, dp>, seq, shard<ffn, tp>>;
-#else
-  using output = spec<seq, shard<batch, dp>, shard<ffn, tp>>;
-#endif
+  using output = if_fixed<spec<shard<batch, dp>, seq, shard<ffn, tp>>, spec<seq, shard<batch, dp>, shard<ffn, tp>>>;
 };
 template class plait::linear<float, up_policy>;
 
@@ -61,13 +50,8 @@ template class plait::linear<float, up_policy>;
 // expect: up_policy
 struct up_policy : column {
   using mesh = plait::mesh<axis<dp>, axis<tp>>;
-#ifdef PLAIT_FAIL_FIX
-  using input = spec<shard<batch, dp>, hidden, invariant<tp>>;
-  using output = spec<shard<batch, dp>, shard<ffn, tp>>;
-#else
-  using input = spec<batch, hidden, invariant<tp>>;
-  using output = spec<batch, shard<ffn, tp>>;
-#endif
+  using input = if_fixed<spec<shard<batch, dp>, hidden, invariant<tp>>, spec<batch, hidden, invariant<tp>>>;
+  using output = if_fixed<spec<shard<batch, dp>, shard<ffn, tp>>, spec<batch, shard<ffn, tp>>>;
 };
 template class plait::linear<float, up_policy>;
 
@@ -79,11 +63,7 @@ template class plait::linear<float, up_policy>;
 // The weight is sharded over tp only, so an output with the whole sequence would need a hidden all-gather over cp.
 struct up_policy : column {
   using input = spec<shard<seq, cp, tp>, hidden>;
-#ifdef PLAIT_FAIL_FIX
-  using output = spec<shard<seq, cp>, shard<ffn, tp>>;
-#else
-  using output = spec<seq, shard<ffn, tp>, invariant<cp>>;
-#endif
+  using output = if_fixed<spec<shard<seq, cp>, shard<ffn, tp>>, spec<seq, shard<ffn, tp>, invariant<cp>>>;
 };
 template class plait::linear<float, up_policy>;
 
@@ -93,11 +73,7 @@ template class plait::linear<float, up_policy>;
 // expect: up_policy
 // A weight that is stored replicated would reach the optimizer with a gradient that is still partial.
 struct up_policy : column {
-#ifdef PLAIT_FAIL_FIX
-  using weight = spec<shard<ffn, tp>, hidden>;
-#else
-  using weight = spec<shard<ffn, tp>, hidden, replicate<dp>>;
-#endif
+  using weight = if_fixed<spec<shard<ffn, tp>, hidden>, spec<shard<ffn, tp>, hidden, replicate<dp>>>;
 };
 template class plait::linear<float, up_policy>;
 
@@ -181,13 +157,8 @@ template struct plait::overlap<0>;
 // Every rank has the whole weight, so no communication could be in flight during a product.
 struct local_up {
   using input = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
-#ifdef PLAIT_FAIL_FIX
-  using weight = spec<shard<ffn, tp>, hidden>;
-  using output = spec<shard<batch, dp>, seq, shard<ffn, tp>>;
-#else
-  using weight = spec<ffn, hidden>;
-  using output = spec<shard<batch, dp>, shard<seq, tp>, ffn>;
-#endif
+  using weight = if_fixed<spec<shard<ffn, tp>, hidden>, spec<ffn, hidden>>;
+  using output = if_fixed<spec<shard<batch, dp>, seq, shard<ffn, tp>>, spec<shard<batch, dp>, shard<seq, tp>, ffn>>;
   using overlap = plait::overlap<4>;
 };
 template class plait::linear<float, local_up>;
@@ -199,11 +170,7 @@ template class plait::linear<float, local_up>;
 struct down_policy {
   using input = spec<shard<batch, dp>, shard<ffn, tp>>;
   using weight = spec<hidden, shard<ffn, tp>>;
-#ifdef PLAIT_FAIL_FIX
-  using output = spec<shard<batch, dp>, hidden, invariant<tp>>;
-#else
-  using output = spec<shard<batch, dp>, hidden, partial<tp>>;
-#endif
+  using output = if_fixed<spec<shard<batch, dp>, hidden, invariant<tp>>, spec<shard<batch, dp>, hidden, partial<tp>>>;
   static constexpr bool bias = true;
 };
 template class plait::linear<float, down_policy>;

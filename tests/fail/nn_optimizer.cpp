@@ -1,3 +1,4 @@
+#include "if_fixed.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/parallel/optim/adamw.hpp"
 
@@ -24,11 +25,7 @@ void step(const context<cpu>& ctx, adamw<float>& optimizer, linear<float, up_pol
 // expect: the optimizer is of another precision than the parameters: write adamw<double> or muon<double> for layers of double
 // expect: is_same_v<float, double>
 // errors-at-most: 2
-#ifdef PLAIT_FAIL_FIX
-using one_of_these = adamw<double>;
-#else
-using one_of_these = adamw<float>;
-#endif
+using one_of_these = if_fixed<adamw<double>, adamw<float>>;
 void step(const context<cpu>& ctx, one_of_these& optimizer, linear<double, up_policy>& up) {
   optimizer.update(ctx, up.weight()->reduce(ctx));
   optimizer.update(ctx, up);

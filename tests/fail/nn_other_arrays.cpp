@@ -11,6 +11,7 @@
 // lines-at-most: 160
 #include <vector>
 
+#include "if_fixed.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/linear.hpp"
 #include "plait/nn/norm.hpp"
@@ -30,13 +31,8 @@ struct down_policy {
 using up = linear<float, up_policy>;
 using down = linear<float, down_policy>;
 using norm = rms_norm<float, up_policy::input>;
-#ifdef PLAIT_FAIL_FIX
-using mlp = sequential<up, down>;
-using numbers = float;
-#else
-using mlp = sequential<down, up>;
-using numbers = double;
-#endif
+using mlp = if_fixed<sequential<up, down>, sequential<down, up>>;
+using numbers = if_fixed<float, double>;
 auto step(const microbatch<cpu>& mb, mlp& net, const tensor<float, up_policy::input>& x, mlp::saved& kept) {
   return net.forward(mb, x, &kept);
 }

@@ -1,5 +1,6 @@
 // expect: my_strategy
 // errors-at-most: 1
+#include "if_fixed.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/attention.hpp"
 #include "plait/nn/mlp.hpp"
@@ -47,11 +48,7 @@ struct my_strategy : sharded_heads {
   using mesh = plait::mesh<axis<dp>, axis<outer>, axis<inner>>;
   using residual = spec<shard<batch, dp>, shard<seq, outer, inner>, hidden>;
   using query_heads = shard<heads, outer, inner>;
-#ifdef PLAIT_FAIL_FIX
-  using key_heads = shard<kv_heads, outer>;
-#else
-  using key_heads = shard<kv_heads, inner>;
-#endif
+  using key_heads = if_fixed<shard<kv_heads, outer>, shard<kv_heads, inner>>;
   using feed_forward = shard<ffn, outer, inner>;
   using vocabulary = shard<vocab, outer, inner>;
 };
@@ -63,11 +60,8 @@ template class plait::self_attention<float, my_strategy>;
 // expect: on_dim<plait::seq>
 // A ring over cp whose ranks have the same tokens, because cp shards the batch.
 struct my_strategy : sharded_heads {
-#ifdef PLAIT_FAIL_FIX
-  using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
-#else
-  using residual = spec<shard<batch, dp, cp>, shard<seq, tp>, hidden>;
-#endif
+  using residual = if_fixed<spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>,
+                            spec<shard<batch, dp, cp>, shard<seq, tp>, hidden>>;
   using attention = ring<cp>;
 };
 template class plait::self_attention<float, my_strategy>;
@@ -81,11 +75,7 @@ struct inner : axis_tag<"inner"> {};
 struct my_strategy : megatron_sp {
   using mesh = plait::mesh<axis<dp>, axis<cp>, axis<inner>, axis<tp>, axis<tp_rep>>;
   using residual = spec<shard<batch, dp>, shard<zseq, cp, inner, tp, tp_rep>, hidden>;
-#ifdef PLAIT_FAIL_FIX
-  using attention = ulysses<inner, ring<cp>>;
-#else
-  using attention = ring<cp>;
-#endif
+  using attention = if_fixed<ulysses<inner, ring<cp>>, ring<cp>>;
 };
 template class plait::self_attention<float, my_strategy>;
 
@@ -107,11 +97,8 @@ template class plait::self_attention<float, my_strategy>;
 // expect: on_axis<plait::dp>
 // Every layer of a model derives its specs from the residual, but there is one error only.
 struct my_strategy : sharded_heads {
-#ifdef PLAIT_FAIL_FIX
-  using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
-#else
-  using residual = spec<batch, shard<seq, cp, tp>, hidden>;
-#endif
+  using residual = if_fixed<spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>,
+                            spec<batch, shard<seq, cp, tp>, hidden>>;
   using attention = ring<cp>;
 };
 template class plait::llama<float, my_strategy>;
@@ -122,11 +109,7 @@ template class plait::llama<float, my_strategy>;
 // The dim of the queries in place of the dim of the keys.
 struct my_strategy : sharded_heads {
   using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
-#ifdef PLAIT_FAIL_FIX
-  using key_heads = shard<kv_heads, tp>;
-#else
-  using key_heads = shard<heads, tp>;
-#endif
+  using key_heads = if_fixed<shard<kv_heads, tp>, shard<heads, tp>>;
   using attention = ring<cp>;
 };
 template class plait::self_attention<float, my_strategy>;
@@ -137,11 +120,7 @@ template class plait::self_attention<float, my_strategy>;
 // dp shards the batch.
 struct my_strategy : sharded_heads {
   using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
-#ifdef PLAIT_FAIL_FIX
-  using key_heads = shard<kv_heads, tp>;
-#else
-  using key_heads = shard<kv_heads, dp>;
-#endif
+  using key_heads = if_fixed<shard<kv_heads, tp>, shard<kv_heads, dp>>;
   using attention = ring<cp>;
 };
 template class plait::self_attention<float, my_strategy>;
@@ -167,11 +146,8 @@ template class plait::self_attention<float, my_strategy>;
 // Megatron's order: attention would treat the sequence as samples.
 struct my_strategy : sharded_heads {
   using mesh = plait::mesh<axis<dp>, axis<tp>>;
-#ifdef PLAIT_FAIL_FIX
-  using residual = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
-#else
-  using residual = spec<seq, shard<batch, dp>, hidden, invariant<tp>>;
-#endif
+  using residual = if_fixed<spec<shard<batch, dp>, seq, hidden, invariant<tp>>,
+                            spec<seq, shard<batch, dp>, hidden, invariant<tp>>>;
 };
 template class plait::self_attention<float, my_strategy>;
 
@@ -180,11 +156,8 @@ template class plait::self_attention<float, my_strategy>;
 // expect: on_axis<plait::cp>, plait::on_dim<plait::seq>
 // cp must be major: the ring sends contiguous runs of the sequence.
 struct my_strategy : sharded_heads {
-#ifdef PLAIT_FAIL_FIX
-  using residual = spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>;
-#else
-  using residual = spec<shard<batch, dp>, shard<seq, tp, cp>, hidden>;
-#endif
+  using residual = if_fixed<spec<shard<batch, dp>, shard<seq, cp, tp>, hidden>,
+                            spec<shard<batch, dp>, shard<seq, tp, cp>, hidden>>;
   using attention = ring<cp>;
 };
 template class plait::self_attention<float, my_strategy>;
@@ -194,11 +167,7 @@ template class plait::self_attention<float, my_strategy>;
 // expect: on_axis<plait::dp>
 struct my_strategy : sharded_heads {
   using mesh = plait::mesh<axis<dp>, axis<tp>>;
-#ifdef PLAIT_FAIL_FIX
-  using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
-#else
-  using residual = spec<batch, shard<seq, tp>, hidden>;
-#endif
+  using residual = if_fixed<spec<shard<batch, dp>, shard<seq, tp>, hidden>, spec<batch, shard<seq, tp>, hidden>>;
 };
 template class plait::swiglu_mlp<float, my_strategy>;
 
@@ -209,11 +178,7 @@ template class plait::swiglu_mlp<float, my_strategy>;
 struct my_strategy : sharded_heads {
   using mesh = plait::mesh<axis<dp>, axis<tp>>;
   using residual = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
-#ifdef PLAIT_FAIL_FIX
-  using vocabulary = shard<vocab, tp>;
-#else
-  using vocabulary = shard<ffn, tp>;
-#endif
+  using vocabulary = if_fixed<shard<vocab, tp>, shard<ffn, tp>>;
 };
 template class plait::self_attention<float, my_strategy>;
 
@@ -283,11 +248,7 @@ template class plait::swiglu_mlp<float, my_strategy>;
 // expect: a strategy's attention is a policy: a type that names axes = type_list<...> and an engine
 // An axis in place of a policy.
 struct my_strategy : megatron_sp {
-#ifdef PLAIT_FAIL_FIX
-  using attention = ring<cp>;
-#else
-  using attention = cp;
-#endif
+  using attention = if_fixed<ring<cp>, cp>;
 };
 using residual_of_mine = transformer_specs<my_strategy>::residual;
 
