@@ -4,8 +4,6 @@
 # runs: with --all
 . "$(dirname "$0")/lib/base.sh"
 [ -x "$BIN/bench_typed_vs_raw" ] || { echo "SKIPPED: the benchmarks are not built"; exit 77; }
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 # round MOST PATTERN COMMAND...: the exit code is at most MOST (1: a target may be missed), and PATTERN is printed.
 round() {
   most=$1 pattern=$2

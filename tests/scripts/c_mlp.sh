@@ -2,43 +2,10 @@
 # A C program made tensor-parallel: it has the losses of the plain program, on 1, 2 and 4 threads and MPI processes. A C
 # compiler refuses typical mistakes. Its page shows lines of the programs. unit/c_functions.cpp tests the errors at run
 # time.
-. "$(dirname "$0")/lib/base.sh"
-steps=20
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-trap 'exit 1' INT TERM
+. "$(dirname "$0")/lib/made_parallel.sh"
 cd "$SOURCE/examples/c_mlp"
-
-# ---- the numbers -------------------------------------------------------------------------------------------------------
-
-"$BIN/c_mlp_plain" $steps >"$work/plain" || fail "c_mlp_plain: $(cat "$work/plain")"
-[ "$(wc -l <"$work/plain")" = $steps ] || fail "c_mlp_plain prints other than $steps steps: $(cat "$work/plain")"
-awk 'NR == 1 { first = $4 } { last = $4 } END { exit !(last < first / 2) }' "$work/plain" ||
-  fail "the loss does not fall: $(cat "$work/plain")"
-
-# same NAME: NAME has printed the steps of the plain program, each loss to 1e-5.
-same() {
-  paste "$work/plain" "$work/$1" | awk -v steps=$steps '
-    NF != 8 || $5 != "step" || $2 != $6 || ($4 - $8) ^ 2 > (1e-5 * $4) ^ 2 { bad = 1; print }
-    END { exit bad || NR != steps }' >"$work/apart" || fail "$1 is not what plain prints: $(cat "$work/apart")"
-}
-
-mpi="no mpirun: threads alone"
-if command -v mpirun >/dev/null; then
-  mpi="no MPI in c_mlp_parallel: threads alone"
-  # Without MPI, "mpi" is not a valid number of ranks.
-  "$BIN/c_mlp_parallel" 0 mpi >/dev/null 2>&1 && mpi=
-fi
-export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none
-for ranks in 1 2 3 4; do  # three do not divide the features
-  "$BIN/c_mlp_parallel" $steps $ranks >"$work/threads-$ranks" 2>"$work/errors" ||
-    fail "c_mlp_parallel on $ranks ranks: $(cat "$work/errors")"
-  same threads-$ranks
-  [ -z "$mpi" ] || continue
-  timeout 60 mpirun -n $ranks --allow-run-as-root --oversubscribe "$BIN/c_mlp_parallel" $steps mpi \
-    >"$work/mpi-$ranks" 2>"$work/errors" || fail "c_mlp_parallel by mpirun -n $ranks: $(cat "$work/errors")"
-  same mpi-$ranks
-done
+steps=20 text='' all_ranks='1 2 3 4' falls='last < first / 2'  # three do not divide the features
+numbers c_mlp_plain c_mlp_parallel
 "$BIN/c_mlp_parallel" 1 65 >"$work/out" 2>&1 && fail "65 ranks have 64 features"
 grep -q "ffn is 64, sharded over tp=65 = 65 ranks" "$work/out" || fail "on 65 ranks: $(cat "$work/out")"
 

@@ -81,7 +81,7 @@ start slurmd -D
 until_line '^idle' sinfo -h -o %T || { echo "Slurm does not start here" && cat slurmctld.out slurmd.out && exit 77; }
 srun --mpi=list 2>&1 | grep -qw pmix || { echo "this Slurm has no pmix, with which Open MPI's processes start"; exit 77; }
 
-export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none TRAINER="$trainer"
+export TRAINER="$trainer"
 job=$(sbatch --parsable --nodes=1 --cpus-per-task=1 --output=job.out "$folder/train.sbatch" --model config.json \
   --data "$text" --seq 32 --global-batch 8 --steps 1000000 --mesh dp=2,tp=2 --sample 0 --log run.jsonl) ||
   fail "sbatch refuses train.sbatch"

@@ -4,9 +4,6 @@
 # timeout: 600
 # runs: with --all
 . "$(dirname "$0")/lib/base.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-trap 'exit 1' INT TERM
 
 libraries=$(grep '^g++ .*quickstart' "$SOURCE/README.md" | grep -o ' -l.*') || fail "README has no command for g++"
 compiler=$(command -v clang++-16 || echo g++)

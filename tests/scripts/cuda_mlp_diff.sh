@@ -1,17 +1,11 @@
 #!/bin/sh
 # The README of examples/cuda_mlp shows the current difference between its two programs.
 # timeout: 20
-set -eu
-SOURCE=${SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-trap 'exit 1' INT TERM
+. "$(dirname "$0")/lib/base.sh"
 
 cd "$SOURCE/examples/cuda_mlp"
 diff -u --label plain.cu --label parallel.cu plain.cu parallel.cu >"$work/made" && code=0 || code=$?
-[ "$code" = 1 ] || { echo "FAILED: diff ends with $code" >&2; exit 1; }
+[ "$code" = 1 ] || fail "diff ends with $code"
 sed -n '/^```diff$/,/^```$/p' README.md | sed '1d;$d' >"$work/shown"
-if ! diff -u --label README.md --label "diff -u plain.cu parallel.cu" "$work/shown" "$work/made"; then
-  echo "FAILED: the README shows another difference than there is" >&2
-  exit 1
-fi
+diff -u --label README.md --label "diff -u plain.cu parallel.cu" "$work/shown" "$work/made" ||
+  fail "the README shows another difference than there is"

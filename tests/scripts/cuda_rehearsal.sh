@@ -6,9 +6,6 @@
 . "$(dirname "$0")/lib/base.sh"
 if [ -n "${CUDNN_FRONTEND:-}" ]; then CUDNN_FRONTEND=$(cd "$CUDNN_FRONTEND" && pwd); fi
 command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] || { echo "there is no nvcc"; exit 77; }
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-trap 'exit 1' INT TERM
 cd "$work"
 
 # cuDNN's front end from its wheel or the given folder; otherwise headers that include each other as its headers do.

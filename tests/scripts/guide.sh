@@ -2,9 +2,6 @@
 # Every program of the guide prints the output that its page shows, and tables list all examples. headers.snippets
 # compares the code of pages with the programs.
 . "$(dirname "$0")/lib/base.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-trap 'exit 1' INT TERM
 cd "$work"
 pages=0
 for source in "$SOURCE"/examples/guide/[0-9]*.cpp; do

@@ -2,8 +2,6 @@
 # The example of pipeline schedules prints, draws and traces the schedules as documented.
 # timeout: 60
 . "$(dirname "$0")/lib/base.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 cd "$work"
 
 "$BIN/pipeline_schedule" >out.txt || fail "pipeline_schedule"

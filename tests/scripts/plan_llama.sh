@@ -3,8 +3,6 @@
 # timeout: 480
 # runs: with --all
 . "$(dirname "$0")/lib/base.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 cd "$work" || fail "no folder to work in"
 
 plan() { "$BIN/plan_llama" "$@"; }

@@ -3,8 +3,6 @@
 # timeout: 300
 # runs: with --all
 . "$(dirname "$0")/lib/base.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 
 # Two tables in the form of published ones, priced on a machine with other constants than H100's; one is not fitted.
 python3 - "$BIN/plan_llama" "$SOURCE/benchmarks/planner" "$work" <<'PYTHON' || fail "the made-up tables"

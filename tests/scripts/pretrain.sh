@@ -1,9 +1,6 @@
 #!/bin/sh
 # examples/pretrain.cpp prints the same losses on eight ranks and on one, and continues a run on another mesh.
 . "$(dirname "$0")/lib/base.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-trap 'exit 1' INT TERM
 text=$SOURCE/examples/data/kjv.txt
 # run NAME STEPS MESH...: runs in the folder NAME, which is created if it does not exist.
 run() {

@@ -3,9 +3,6 @@
 # rank it prints the same.
 # timeout: 600
 . "$(dirname "$0")/lib/base.sh"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-trap 'exit 1' INT TERM
 readme=$SOURCE/README.md
 
 sed -n '/^```cpp$/,/^```$/p' "$readme" | sed '1d;/^```$/,$d' >"$work/shown.cpp"

@@ -195,8 +195,7 @@ MESHES
 [ "$n" = 14 ] || fail "only $n meshes were tried"
 
 # Ranks that are processes.
-if command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null 2>&1; then
-  export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none
+if has_mpi; then
   common="--mesh dp=2,pp=2 --data-parallel zero2 --micro-batch 2 --sample 0 --log-hashes 2 --log-gradient-hashes"
   # shellcheck disable=SC2086
   train threads --model deep.json $common

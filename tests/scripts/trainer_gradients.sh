@@ -96,10 +96,6 @@ PYTHON
     "$h --mesh tp=2"; do
     rm -f onwards.jsonl
     train onwards $how --resume states/step-00000003
-    python3 - saving.jsonl onwards.jsonl <<'PYTHON' || fail "$how goes on otherwise: $(cat onwards.jsonl)"
-import json, sys
-a, b = ({r["step"]: r["loss"] for r in map(json.loads, open(path)) if "step" in r} for path in sys.argv[1:])
-assert sorted(b) == [4, 5] and all(abs(a[s] - b[s]) < 5e-3 * a[s] for s in b), (a, b)
-PYTHON
+      logs losses saving.jsonl onwards.jsonl 5e-3 4
   done
 }

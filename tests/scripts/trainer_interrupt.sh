@@ -49,10 +49,10 @@ interrupt HUP "$trainer" --checkpoint-dir hung_up
 grep -q "^saved step $(logs get run.jsonl steps): " run.out || fail "SIGHUP saves nothing: $(cat run.out)"
 grep -q '^train_llama: the run ends after this step; a second signal ends it at once$' run.err || fail "$(cat run.err)"
 
-if command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null 2>&1; then
+if has_mpi; then
   # Open MPI kills processes that have not ended this number of seconds after it asked them to, and always waits so
   # long.
-  export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_odls_base_sigkill_timeout=4
+  export OMPI_MCA_odls_base_sigkill_timeout=4
   most=30
   interrupt INT mpirun -n 4 --allow-run-as-root --oversubscribe "$trainer" --backend mpi --mesh dp=2,tp=2
   case $code in 0 | 124) fail "exit code $code of mpirun" ;; esac

@@ -9,7 +9,6 @@ command -v mpirun >/dev/null || { echo "no mpirun"; exit 77; }
   grep -q 'built without MPI' probe.out && { cat probe.out; exit 77; }
   fail "--backend mpi --dry-run: $(cat probe.out)"
 }
-export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_hwloc_base_binding_policy=none
 launch="timeout 60 mpirun -n 4 --allow-run-as-root --oversubscribe $trainer --backend mpi --model config.json --seq 32
   --global-batch 8 --steps 5"
 

@@ -1,5 +1,4 @@
-# Sourced by the tests of the trainer: a scratch folder that is removed at the end, a small model, and functions to run
-# it.
+# Sourced by the tests of the trainer: a small model in the scratch folder, and functions to run it.
 
 . "$(dirname "$0")/lib/base.sh"
 trainer=${TRAINER:-$BIN/train_llama}
@@ -7,9 +6,6 @@ text=$SOURCE/examples/data/kjv.txt
 export PYTHONDONTWRITEBYTECODE=1
 
 [ -x "$trainer" ] || fail "$trainer is not there; build it first"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-trap 'exit 1' INT TERM
 cd "$work"
 
 cat >config.json <<'JSON'
@@ -18,6 +14,20 @@ cat >config.json <<'JSON'
 JSON
 
 logs() { python3 "$here/lib/logs.py" "$@" || fail "logs.py $*"; }
+hash_of() { logs get "$1.jsonl" weights_hash; }
+has_mpi() { command -v mpirun >/dev/null && "$trainer" --backend mpi --dry-run >/dev/null 2>&1; }
+
+# refused TEXT ARGUMENTS...: the trainer with the options $given and ARGUMENTS ends with TEXT, a basic regular expression.
+refused() {
+  expected=$1
+  shift
+  code=0
+  # shellcheck disable=SC2086  # a list of options
+  timeout 20 "$trainer" $given "$@" >stdout 2>stderr || code=$?
+  [ "$code" = 1 ] || fail "$*: exit code $code: $(cat stderr)"
+  ! grep -q 'last operations' stderr || fail "$* talks of communication: $(cat stderr)"
+  grep -q -e "^train_llama: .*$expected" stderr || fail "$*: '$expected' is not in: $(cat stderr)"
+}
 
 # wait_until COMMAND...: waits until the command succeeds, for at most as long as a run takes that `timeout 60` ends.
 wait_until() {

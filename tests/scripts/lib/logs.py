@@ -4,6 +4,8 @@
     logs.py same LOG OTHER TOLERANCE     OTHER is well-formed, too, and has LOG's losses and gradient norms, relative
     logs.py bits LOG OTHER               OTHER sent what was predicted, ends with LOG's weights, and its steps have the losses and
                                          norms of LOG's last ones in every digit
+    logs.py losses LOG OTHER TOLERANCE [FIRST]   OTHER has LOG's steps from FIRST (1) on, with its losses, relative, and learning
+                                         rates, and its held-out loss
     logs.py get LOG KEY                  prints a member of the summary
     logs.py sent LOG PLANNED             the summary's bytes_sent are STEPS times the planned bytes of a step (JSON)
 """
@@ -58,12 +60,25 @@ def check(path, steps, falls=""):
         require(summary["loss"] == records[-1]["loss"], f"{path}: the summary's loss is not the last step's")
 
 
+def same_held_out(path, other, tolerance):
+    a, b = (read(log)[1].get("held_out_loss") for log in (path, other))
+    require(a == b or abs(a - b) <= float(tolerance) * a, f"{path} and {other}: the held-out losses are {a} and {b}")
+
+
+def losses(path, other, tolerance, first=1):
+    a, b = ({r["step"]: r for r in read(log)[0] if "loss" in r} for log in (path, other))
+    require(b and list(b) == [step for step in a if step >= int(first)], f"{other} has the steps {list(b)}, {path} {list(a)}")
+    for step in b:
+        x, y = a[step], b[step]
+        require(abs(x["loss"] - y["loss"]) <= float(tolerance) * x["loss"] and x["lr"] == y["lr"], f"{other}: {y}, not {x}")
+    same_held_out(path, other, tolerance)
+
+
 def same(path, other, tolerance):
     first, (second, summary) = read(path)[0], read(other)
     check(other, len(first), "falls")
     require(summary["bytes_sent"], f"{other}: nothing was sent")
-    a, b = read(path)[1].get("held_out_loss"), summary.get("held_out_loss")
-    require(a == b or abs(a - b) <= float(tolerance) * a, f"{path} and {other}: the held-out losses are {a} and {b}")
+    same_held_out(path, other, tolerance)
     for a, b in zip(first, second):
         for key in ("loss", "grad_norm"):
             gap = abs(a[key] - b[key]) / abs(a[key])
@@ -95,4 +110,5 @@ def sent(path, planned):
 
 
 if __name__ == "__main__":
-    {"check": check, "same": same, "bits": bits, "get": get, "sent": sent}[sys.argv[1]](*sys.argv[2:])
+    commands = {"check": check, "same": same, "bits": bits, "losses": losses, "get": get, "sent": sent}
+    commands[sys.argv[1]](*sys.argv[2:])
