@@ -7,79 +7,29 @@
 //                       [--features N] [--samples N] [--sequence N]
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <exception>
-#include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "deterministic/model.hpp"
+#include "meshed_llama.hpp"
 #include "plait/comm/threads.hpp"
-#include "plait/parallel/parameter_hashes.hpp"
-#include "plait/parallel/train_step.hpp"
 #include "timing.hpp"
 
 using namespace plait;
+
+namespace bench {
+
+/// Returns the bytes on the wire in the ledgers of all ranks after a step, from a dry run of each rank. Defined in
+/// deterministic/bytes.cpp.
+std::uint64_t predicted_bytes(const case_of_run& l, const sizes_of_run& s, const deterministic_leaves& leaves);
+
+}  // namespace bench
 
 namespace {
 
 using bench::case_of_run;
 using bench::sizes_of_run;
-using bench::strategy_type;
-
-/// One rank's model and step. They are made once, and run in turn with others.
-class trainee {
- public:
-  trainee(const case_of_run& l, const sizes_of_run& s, const deterministic_leaves& leaves, threads::communicator comm)
-      : sizes_(s),
-        ranks_(l.shape(), any_communicator(comm)),
-        device_({.deterministic = static_cast<bool>(leaves)}),
-        stages_(device_, ranks_, l, s, leaves),
-        step_(stages_.ctx, stages_.model, optimizer_, 1.0) {
-    stages_.model.visit([&](auto& p) { p.initialize(stages_.ctx); });
-  }
-
-  struct measured {
-    double seconds, processor_seconds;  ///< processor seconds are of all ranks together
-    std::uint64_t bytes;                ///< on the wire, in the ledgers of all ranks
-  };
-  measured step(std::int64_t i) {
-    const auto& ctx = stages_.ctx;
-    const box part = local_box(layout_v<typename bench::stages<cpu>::model_type::tokens::spec>, ctx.ranks.shape(),
-                               ctx.sizes, ctx.ranks.rank());
-    const sequence_order places = sequence_order_of<strategy_type>(ctx.ranks.shape(), ctx.sizes);
-    ranks_.stage().ledger().clear();
-    step_.load(ctx, i * sizes_.batch, [&](std::int64_t m, auto& ids, auto& labels) {
-      const std::int64_t first = first_sample_in_step(ctx.deterministic, m, sizes_.microbatches, part.global[0],
-                                                      part.offset[0], part.local[0]);
-      for (std::int64_t t = 0; t < ids.size(); ++t) {
-        const std::int64_t sample = first + t / part.local[1], at = places.position(part.offset[1] + t % part.local[1]);
-        ids.data()[t] = (at * 31 + sample * 7) % sizes_.config.vocab;
-        labels.data()[t] = (at * 17 + sample) % sizes_.config.vocab;
-      }
-    });
-    optimizer_.begin_step(ctx, 1e-3);
-    ranks_.root().barrier();
-    double used = 0;
-    const double took = bench::seconds([&] {
-      used = bench::processor_seconds([&] { step_.run(ctx); });
-      ranks_.root().barrier();
-    });
-    auto bytes = static_cast<std::int64_t>(ranks_.stage().ledger().total().wire);
-    ranks_.root().all_reduce(&used, &used, 1, dtype::f64, reduce_op::sum);
-    ranks_.root().all_reduce(&bytes, &bytes, 1, dtype::i64, reduce_op::sum);
-    return {took, used, static_cast<std::uint64_t>(bytes)};
-  }
-  std::uint64_t hash() { return weights_hash(stages_.ctx, stages_.model); }
-
- private:
-  const sizes_of_run& sizes_;
-  pipeline_world ranks_;
-  cpu device_;
-  bench::stages<cpu> stages_;
-  adamw<float> optimizer_;
-  training_step<bench::stages<cpu>::model_type> step_;
-};
 
 struct result {
   double usual = 1e30, deterministic = 1e30, usual_used = 1e30, deterministic_used = 1e30;
@@ -88,8 +38,8 @@ struct result {
 
 result measure(const case_of_run& l, const sizes_of_run& s, const deterministic_leaves& leaves) {
   result best;
-  threads::run(static_cast<int>(l.dp_ranks * l.pp_ranks * l.cp_ranks * l.tp_ranks), [&](threads::communicator comm) {
-    trainee usual(l, s, {}, comm), deterministic(l, s, leaves, comm);
+  threads::run(static_cast<int>(l.shape().size()), [&](threads::communicator comm) {
+    bench::trainee<cpu> usual(l, s, {}, comm), deterministic(l, s, leaves, comm);
     for (std::int64_t i = 0; i <= s.rounds; ++i) {  // the first one warms up
       const auto a = usual.step(i), b = deterministic.step(i);
       if (comm.rank() != 0 || i == 0) continue;
@@ -110,15 +60,8 @@ result measure(const case_of_run& l, const sizes_of_run& s, const deterministic_
 
 int main(int argc, char** argv) try {
   const bench::numbers given(argc, argv);
-  sizes_of_run s;
-  llama_config& c = s.config;
-  c.hidden = given.of("--hidden", 512);
-  c.heads = c.hidden / 64, c.kv_heads = c.heads / 2, c.head_dim = 64;
-  c.ffn = 3 * c.hidden;
-  c.vocab = 4096;
-  c.layers = given.of("--layers", 8);
-  s.seq = given.of("--seq", 512), s.batch = given.of("--batch", 8), s.microbatches = given.of("--microbatches", 2);
-  s.rounds = given.of("--rounds", 3);
+  const sizes_of_run s = sizes_of_run::of(given, given.of("--batch", 8), given.of("--microbatches", 2));
+  const llama_config& c = s.config;
   const deterministic_leaves leaves{given.of("--features", 8), given.of("--samples", 4), given.of("--sequence", 4)};
   fmt::print(
       "hidden {}, {} layers, {} sequences of {} tokens in {} microbatches; leaves: {} of features, {} of samples, {} "

@@ -4,15 +4,14 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <random>
 #include <vector>
 
 #include "plait/comm/threads.hpp"
 #include "plait/models/mixture_llama.hpp"
 #include "plait/nn/moe/expert_mlp.hpp"
-#include "plait/parallel/train_step.hpp"
 #include "slow_link.hpp"
 #include "timing.hpp"
+#include "training.hpp"
 
 /// Compares a training step of a Llama with experts with one of a dense Llama, in turn. The dense MLP is as wide as the
 /// experts of a token, so both have the same products for each token. Times are processor times of one thread. Then it
@@ -35,32 +34,7 @@ plait::llama_config config_of(int64_t hidden, bool mixture) {
   return c;
 }
 
-template <class Model>
-class training {
- public:
-  training(plait::context<cpu>& ctx, const plait::llama_config& c, int64_t microbatches)
-      : ctx_(ctx), model_(ctx, c), step_(ctx, model_, optimizer_, microbatches, 1.0), vocab_(c.vocab) {
-    plait::initialize(ctx, model_);
-  }
-  Model& model() { return model_; }
-  void step() {
-    const auto random = [&](int64_t sample, int64_t position) {
-      return static_cast<int64_t>(std::mt19937(static_cast<unsigned>(977 * sample + position))() %
-                                  static_cast<std::uint32_t>(vocab_));
-    };
-    step_.load(ctx_, 0, [&](int64_t, auto& ids, auto& labels) { ids.fill(random), labels.fill(random); });
-    optimizer_.begin_step(ctx_, 1e-4);
-    step_.run(ctx_);
-  }
-
- private:
-  plait::context<cpu>& ctx_;
-  Model model_;
-  plait::adamw<float> optimizer_;
-  plait::training_step<Model> step_;
-  int64_t vocab_;
-};
-
+using bench::training;
 using mixture = plait::mixture_llama<float, plait::megatron_experts>;
 
 void compare(int64_t hidden, int64_t seq, int64_t rounds) {

@@ -1,6 +1,6 @@
 // The bytes that a step of bench_deterministic should send, from dry runs. A separate file, because it takes long to
 // compile.
-#include "model.hpp"
+#include "../meshed_llama.hpp"
 #include "plait/plan/dry_run.hpp"
 
 namespace bench {
