@@ -6,13 +6,12 @@
 #include <cmath>
 #include <string>
 
+#include "cases.hpp"
 #include "plan_llama/planner/hardware_json.hpp"
-#include "plan_llama/planner/llama_shape.hpp"
 #include "plan_llama/planner/simulated_step.hpp"
 
 namespace {
 
-namespace pp = plait::planner;
 using plait::collective;
 
 /// A machine whose numbers a calibration must find: eight ranks on two cores.
@@ -192,9 +191,7 @@ TEST_CASE("products that add, blocks that a mask cuts and activations take the t
   CHECK(pp::product_seconds(full, pp::number_kind::f32, 64, 64, 64, true) - full.launch ==
         doctest::Approx((64 + 24 + 60.0) / (64 + 24) *
                         (pp::product_seconds(none, pp::number_kind::f32, 64, 64, 64, true) - none.launch)));
-  pp::training_job job;
-  job.model = plait::plan_shape(plait::llama_preset_config("tiny"));
-  job.seq = 128, job.global_batch = 4;
+  pp::training_job job = llama_job("tiny", 4, 128);
   job.program.products = pp::number_kind::f32;
   const auto once = [&](const pp::hardware& h) { return pp::block_time(h, job, {.microbatch = 4}); };
   CHECK(once(full).forward.attention - full.launch ==
@@ -211,9 +208,7 @@ TEST_CASE("products that add, blocks that a mask cuts and activations take the t
 TEST_CASE("with shared cores, a step takes at least the busy seconds of all ranks over the cores") {
   pp::hardware shared = made_up(), apart_ = shared;
   apart_.cores = 0;
-  pp::training_job job;
-  job.model = plait::plan_shape(plait::llama_preset_config("tiny"));
-  job.seq = 128, job.global_batch = 32;
+  pp::training_job job = llama_job("tiny", 32, 128);
   job.program.products = pp::number_kind::f32;
   pp::training_layout l;
   l.dp = 8;

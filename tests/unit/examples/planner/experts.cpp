@@ -5,17 +5,12 @@
 #include <string>
 #include <utility>
 
-#include "plait/models/llama_config.hpp"
-#include "plait/plan/hardware.hpp"
-#include "plan_llama/planner/llama_shape.hpp"
-#include "plan_llama/planner/parse_layout.hpp"
+#include "cases.hpp"
 #include "plan_llama/planner/search.hpp"
 #include "plan_llama/planner/simulated_step.hpp"
 #include "support/step_traffic.hpp"
 
 namespace {
-
-namespace pp = plait::planner;
 
 /// Qwen3-30B-A3B.
 pp::training_job job_with_experts(std::int64_t batch) {
@@ -24,19 +19,6 @@ pp::training_job job_with_experts(std::int64_t batch) {
   job.model.kv_heads = 4, job.model.head_dim = 128, job.model.ffn = 768, job.model.experts = 128, job.model.chosen = 8;
   job.seq = 4096, job.global_batch = batch;
   return job;
-}
-
-pp::training_layout layout_of(const pp::training_job& job, const char* text) {
-  pp::training_layout l = pp::parse_layout(text, "x");
-  l.folds_experts = job.program.folds_experts;
-  return l;
-}
-
-pp::layout_price priced(const pp::hardware& h, const pp::training_job& job, const char* text) {
-  const pp::training_layout l = layout_of(job, text);
-  CAPTURE(text);
-  REQUIRE(pp::why_illegal(l, job) == "");
-  return pp::price(h, job, l);
 }
 
 }  // namespace
@@ -68,9 +50,8 @@ TEST_CASE("one expert for all tokens is an MLP with a router") {
   pp::training_job one = job_with_experts(16), dense = job_with_experts(16);
   one.model.experts = one.model.chosen = 1;
   dense.model.experts = dense.model.chosen = 0;
-  const pp::hardware h = pp::hardware_called("h100", "x");
-  const pp::training_layout l = pp::parse_layout("dp=8", "x");
-  const pp::part_time a = pp::block_time(h, one, l), b = pp::block_time(h, dense, l);
+  const pp::training_layout l = layout_of("dp=8");
+  const pp::part_time a = pp::block_time(h100, one, l), b = pp::block_time(h100, dense, l);
   CHECK(a.forward.products == doctest::Approx(b.forward.products).epsilon(0.05));
   CHECK(a.weight.products == doctest::Approx(b.weight.products).epsilon(0.05));
   CHECK(a.forward.products > b.forward.products);
@@ -80,17 +61,18 @@ TEST_CASE("one expert for all tokens is an MLP with a router") {
 }
 
 TEST_CASE("first layers without experts cost the same as in a dense model, on the ranks that have them") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job mixed = job_with_experts(128), all_first = mixed, dense = mixed;
   mixed.model.dense_layers = 5, mixed.model.first_ffn = 6144;
   all_first.model.dense_layers = 48, all_first.model.first_ffn = 6144;
   dense.model.experts = dense.model.chosen = 0, dense.model.ffn = 6144;
   for (const char* text : {"tp=2,dp=8,zero=1", "tp=2,pp=2,dp=4,zero=1", "dp=16,zero=3",
                            "pp=4,dp=4,zero=2,recompute=full", "pp=4,dp=4,schedule=interleaved:2,zero=1"}) {
-    const pp::layout_price a = priced(h, all_first, text), b = priced(h, dense, text), c = priced(h, mixed, text);
+    const pp::layout_price a = priced(h100, all_first, text), b = priced(h100, dense, text),
+                           c = priced(h100, mixed, text);
     CHECK(a.step() == doctest::Approx(b.step()).epsilon(1e-12));
     CHECK(a.memory.total() == doctest::Approx(b.memory.total()).epsilon(1e-12));
-    CHECK(pp::simulated_seconds(h, all_first, a) == doctest::Approx(pp::simulated_seconds(h, dense, b)).epsilon(1e-12));
+    CHECK(pp::simulated_seconds(h100, all_first, a) ==
+          doctest::Approx(pp::simulated_seconds(h100, dense, b)).epsilon(1e-12));
     double parameters = 0;
     for (std::int64_t r = 0; r < c.layout.pp; ++r)
       parameters += static_cast<double>(c.layout.tp) * pp::rank_parameters(mixed, c.layout, r) +
@@ -99,7 +81,7 @@ TEST_CASE("first layers without experts cost the same as in a dense model, on th
   }
   // 12 layers on each of four ranks, and 3 on each of 16.
   const auto counts = [&](const char* text, std::int64_t rank) {
-    const pp::block_counts n = pp::blocks_of_rank(pp::parse_layout(text, "x"), mixed.model, rank);
+    const pp::block_counts n = pp::blocks_of_rank(layout_of(text), mixed.model, rank);
     return std::pair(n.alike, n.first);
   };
   CHECK(counts("pp=4", 0) == std::pair<std::int64_t, std::int64_t>(7, 5));
@@ -108,10 +90,9 @@ TEST_CASE("first layers without experts cost the same as in a dense model, on th
 }
 
 TEST_CASE("experts are sharded over ep, their tokens travel, and their gradients are summed over fewer ranks") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = job_with_experts(128);
-  const pp::layout_price whole = priced(h, job, "dp=16,ep=1"), eight = priced(h, job, "dp=16,ep=8"),
-                         far = priced(h, job, "dp=16,ep=16");
+  const pp::layout_price whole = priced(h100, job, "dp=16,ep=1"), eight = priced(h100, job, "dp=16,ep=8"),
+                         far = priced(h100, job, "dp=16,ep=16");
   CHECK(whole.seconds.experts == 0);
   CHECK(eight.seconds.experts > 0);
   CHECK(far.seconds.experts > 2 * eight.seconds.experts);  // across nodes
@@ -129,11 +110,10 @@ TEST_CASE("experts are sharded over ep, their tokens travel, and their gradients
 }
 
 TEST_CASE("tp shards experts with a separate axis like an MLP, and leaves folded ones whole") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job job = job_with_experts(128), dense = job;
   dense.model.experts = dense.model.chosen = 0;
-  const double attention_and_mlp = pp::block_time(h, dense, pp::parse_layout("tp=2,dp=8", "x")).forward.tensor;
-  const auto block = [&] { return pp::block_time(h, job, layout_of(job, "tp=2,dp=8,ep=8")); };
+  const double attention_and_mlp = pp::block_time(h100, dense, layout_of("tp=2,dp=8")).forward.tensor;
+  const auto block = [&] { return pp::block_time(h100, job, layout_of(job, "tp=2,dp=8,ep=8")); };
   const auto own = [&] { return pp::rank_experts(job, layout_of(job, "tp=2,dp=8,ep=8"), 0); };
   const double all = job.model.layer_experts() * 48;
   CHECK(block().forward.tensor == doctest::Approx(attention_and_mlp));
@@ -155,7 +135,7 @@ TEST_CASE("an axis of experts lies within a stage, and a search chooses it by th
   CHECK(l.dp_axis().stride == 32);
   CHECK(l.expert_copies() == 4);
   CHECK(l.cut_cp_axis().extent * l.cut_dp_axis().extent == l.pieces());
-  pp::hardware fast = pp::hardware_called("h100", "x"), slow = fast;
+  pp::hardware fast = h100, slow = fast;
   for (pp::network_level& level : slow.levels) level.bandwidth = 1e8;
   const auto seconds = [&](const pp::hardware& h, const char* text) { return priced(h, job, text).seconds.experts; };
   CHECK(seconds(fast, "dp=16,ep=4") < seconds(fast, "dp=16,ep=8"));
@@ -172,9 +152,7 @@ TEST_CASE("an axis of experts lies within a stage, and a search chooses it by th
 }
 
 TEST_CASE("a search of a small mixture on 8 ranks tries every ep, as an axis of the trainer's mesh") {
-  pp::training_job job;
-  job.model = plait::plan_shape(plait::llama_preset_config("tiny-experts"));
-  job.seq = 128, job.global_batch = 16;
+  const pp::training_job job = llama_job("tiny-experts", 16, 128);
   pp::search_options how;
   how.most = 100000;
   const pp::hardware h = pp::hardware_called("cpu", "x");
@@ -188,14 +166,13 @@ TEST_CASE("a search of a small mixture on 8 ranks tries every ep, as an axis of 
 }
 
 TEST_CASE("folded experts are on ranks of dp, which are distant if the pipeline lies between them") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job job = job_with_experts(128);
   job.program.folds_experts = true;
-  const pp::layout_price beside = priced(h, job, "pp=8,dp=8,ep=8"),
-                         apart = priced(h, job, "pp=8,dp=8,ep=8,order=tp-cp-pp-dp");
+  const pp::layout_price beside = priced(h100, job, "pp=8,dp=8,ep=8"),
+                         apart = priced(h100, job, "pp=8,dp=8,ep=8,order=tp-cp-pp-dp");
   CHECK(apart.seconds.experts > 2 * beside.seconds.experts);  // the ranks are on different nodes
-  CHECK(pp::part_time(pp::block_time(h, job, apart.layout)).forward.experts ==
-        doctest::Approx(2 * pp::exchange_seconds(h, pp::place_group(h, {8, 8}), 4096 * 2048 * 2, 8,
+  CHECK(pp::part_time(pp::block_time(h100, job, apart.layout)).forward.experts ==
+        doctest::Approx(2 * pp::exchange_seconds(h100, pp::place_group(h100, {8, 8}), 4096 * 2048 * 2, 8,
                                                  job.program.sends_tokens_once)));
   // Two of the four ranks of tp have the same experts, and two of the four of dp.
   const pp::training_layout both = layout_of(job, "tp=2,pp=2,dp=4,ep=4,order=tp-cp-pp-dp");
@@ -209,10 +186,9 @@ TEST_CASE("folded experts are on ranks of dp, which are distant if the pipeline 
 }
 
 TEST_CASE("tokens sent once to each node cross fewer links than copies for each expert") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
-  const pp::group_place across = pp::place_group(h, {32, 1}), node = pp::place_group(h, {8, 1});
+  const pp::group_place across = pp::place_group(h100, {32, 1}), node = pp::place_group(h100, {8, 1});
   const auto seconds = [&](const pp::group_place& g, double chosen, bool once) {
-    return pp::exchange_seconds(h, g, 1e8, chosen, once);
+    return pp::exchange_seconds(h100, g, 1e8, chosen, once);
   };
   CHECK(seconds(across, 8, true) < 0.6 * seconds(across, 8, false));  // at most 3 other nodes, for 6 copies
   CHECK(seconds(node, 1, true) == doctest::Approx(seconds(node, 1, false)).epsilon(0.05));
@@ -238,12 +214,12 @@ TEST_CASE("experts that the ranks cannot divide are refused, and a search finds 
   job.model.shared_ffn = 33;
   CHECK(why("tp=2,dp=8") == "tp is 2 and shared_ffn 33, which it must divide; the nearest are 1 and 3");
   job.model.shared_ffn = 0;
-  const pp::training_layout l = pp::parse_layout("dp=16,ep=8", "x");
+  const pp::training_layout l = layout_of("dp=16,ep=8");
   CHECK(pp::layout_text(l) == "tp=1,cp=1,pp=1,dp=16,microbatch=1,ep=8,recompute=none,zero=1");
-  CHECK(pp::parse_layout(pp::layout_text(l), "x") == l);
+  CHECK(layout_of(pp::layout_text(l)) == l);
   pp::search_options plain;
   plain.tp = plain.cp = plain.pp = {1}, plain.zero = {plait::zero_level::optimizer};
-  const pp::search_result found = pp::search_layouts(pp::hardware_called("h100", "x"), job, 16, plain);
+  const pp::search_result found = pp::search_layouts(h100, job, 16, plain);
   REQUIRE_FALSE(found.best.empty());
   CHECK(found.best.front().layout.ep > 1);  // whole experts do not fit
 }

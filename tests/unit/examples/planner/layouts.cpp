@@ -3,33 +3,19 @@
 
 #include <string>
 
-#include "plan_llama/planner/llama_shape.hpp"
-#include "plan_llama/planner/parse_layout.hpp"
-#include "plan_llama/planner/software_table.hpp"
+#include "cases.hpp"
+#include "support/texts.hpp"
 
 namespace {
 
-namespace pp = plait::planner;
-
-pp::training_job job_of(std::int64_t batch, std::int64_t seq = 8192) {
-  pp::training_job job;
-  job.model = *plait::find_large_llama("llama-3-405b");
-  job.seq = seq;
-  job.global_batch = batch;
-  return job;
-}
+pp::training_job job_of(std::int64_t batch, std::int64_t seq = 8192) { return llama_job("llama-3-405b", batch, seq); }
 
 std::string why(const char* text, std::int64_t batch = 512, std::int64_t seq = 8192) {
-  return pp::why_illegal(pp::parse_layout(text, "x"), job_of(batch, seq));
+  return pp::why_illegal(layout_of(text), job_of(batch, seq));
 }
 
 std::string refusal(const char* text) {
-  try {
-    pp::parse_layout(text, "--layout");
-  } catch (const plait::error& e) {
-    return e.what();
-  }
-  return "accepted";
+  return plait::test::text_thrown_by([&] { pp::parse_layout(text, "--layout"); });
 }
 
 }  // namespace
@@ -129,7 +115,7 @@ TEST_CASE("a layout that cannot train a job is refused by field, with the neares
   CHECK(why("tp=8,cp=2,dp=8,replicate=dp").empty());
   pp::training_job sparse = job_of(512);
   sparse.model.experts = 8, sparse.model.chosen = 2;
-  CHECK(pp::why_illegal(pp::parse_layout("cp=2,dp=8,replicate=dp", "x"), sparse) ==
+  CHECK(pp::why_illegal(layout_of("cp=2,dp=8,replicate=dp"), sparse) ==
         "replicate is dp in a model of experts, whose hybrids are not priced; legal is none");
   CHECK(why("dp=16777216,microbatch=1099511627776") ==
         "microbatch is 1099511627776 sequences on each of 16777216 ranks of dp, and the batch has 512; use at most 1");
@@ -144,22 +130,21 @@ TEST_CASE("a layout that cannot train a job is refused by field, with the neares
         "legal is 1, or gpipe, 1f1b or interleaved");
   pp::training_job other = job_of(8);
   other.program = pp::software_called("megatron", "x");
-  CHECK(pp::why_illegal(pp::parse_layout("tp=8,loss_chunks=2", "x"), other) ==
+  CHECK(pp::why_illegal(layout_of("tp=8,loss_chunks=2"), other) ==
         "loss_chunks is 2 and the program megatron; legal is 1, and more for the program plait");
   pp::training_job thirds = job_of(8, 6144);
   thirds.model.heads = 24;
-  CHECK(pp::why_illegal(pp::parse_layout("cp=3,context=ulysses", "x"), thirds) ==
+  CHECK(pp::why_illegal(layout_of("cp=3,context=ulysses"), thirds) ==
         "cp is 3 and a rank has 8 heads of keys, which ulysses divides over ranks; one must divide the other");
   pp::training_job odd = job_of(8);
   odd.model.heads = 96, odd.model.kv_heads = 12, odd.model.ffn = 96 * 512;
   CHECK(
-      pp::why_illegal(pp::parse_layout("tp=8", "x"), odd) ==
+      pp::why_illegal(layout_of("tp=8"), odd) ==
       "tp is 8 and the model has 12 heads of keys; one must divide the other, so that each is on one rank or whole on "
       "several");
 }
 
 TEST_CASE("a hybrid shards pieces over the ranks without copies, which are part of dp") {
-  const auto of = [](const char* text) { return pp::parse_layout(text, "x"); };
   const auto place = [](const pp::axis_place& a) {
     return std::to_string(a.extent) + " at " + std::to_string(a.stride);
   };
@@ -174,7 +159,7 @@ TEST_CASE("a hybrid shards pieces over the ranks without copies, which are part 
                {"tp=2,pp=3,dp=8,replicate=dp:4,order=tp-cp-pp-dp", 2, "1 at 2", "2 at 6", "4 at 12"}};
   for (const auto& c : cases) {
     CAPTURE(std::string(c.text));
-    const pp::training_layout l = of(c.text);
+    const pp::training_layout l = layout_of(c.text);
     CHECK(l.pieces() == c.pieces);
     CHECK(place(l.cut_cp_axis()) == c.cut_cp);
     CHECK(place(l.cut_dp_axis()) == c.cut_dp);

@@ -5,38 +5,27 @@
 
 #include <cmath>
 
+#include "cases.hpp"
 #include "plait/device/counting.hpp"
 #include "plait/kernels/counting.hpp"
-#include "plait/plan/hardware.hpp"
-#include "plan_llama/planner/llama_shape.hpp"
-#include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/simulated_step.hpp"
-#include "plan_llama/planner/software_table.hpp"
 #include "support/step_traffic.hpp"
 #include "support/temp_folder.hpp"
 #include "train_llama/fit_recompute.hpp"
 
 namespace {
 
-namespace pp = plait::planner;
-
 constexpr double gibi = 1024.0 * 1024 * 1024;
 
 pp::training_job gpt_job(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t batch) {
-  pp::training_job job;
-  job.model = {51200, hidden, layers, heads, heads, hidden / heads, 4 * hidden, false, true, true, true, 2048};
-  job.seq = 2048;
-  job.global_batch = batch;
-  job.program = pp::software_called("megatron-2022", "x");
-  return job;
+  return {{51200, hidden, layers, heads, heads, hidden / heads, 4 * hidden, false, true, true, true, 2048},
+          2048,
+          batch,
+          pp::software_called("megatron-2022", "x")};
 }
 
-pp::training_job llama_job(std::int64_t batch) {
-  pp::training_job job;
-  job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
-  job.seq = 8192;
-  job.global_batch = batch;
-  return job;
+pp::training_job llama_8b(std::int64_t batch, const char* program = "plait") {
+  return llama_job("llama-3-8b", batch, 8192, program);
 }
 
 }  // namespace
@@ -65,13 +54,11 @@ TEST_CASE("parameters are those of the model") {
 }
 
 TEST_CASE("the first and the last stage hold a tied embedding, once if they are on one rank") {
-  pp::training_job job;
-  job.model = plait::plan_shape(plait::llama_preset_config("llama-3.2-1b"));
-  job.seq = 8192, job.global_batch = 64;
+  const pp::training_job job = llama_job("llama-3.2-1b", 64);
   REQUIRE(job.model.tied);
   const double table = static_cast<double>(job.model.vocab * job.model.hidden);
   const auto all = [&](const char* text) {
-    const pp::training_layout l = pp::parse_layout(text, "x");
+    const pp::training_layout l = layout_of(text);
     double sum = 0;
     for (std::int64_t r = 0; r < l.pp; ++r) sum += pp::rank_parameters(job, l, r);
     return sum;
@@ -80,7 +67,7 @@ TEST_CASE("the first and the last stage hold a tied embedding, once if they are 
   CHECK(all("pp=4") == doctest::Approx(model + table).epsilon(1e-12));
   CHECK(all("pp=4,schedule=zb_v") == doctest::Approx(model).epsilon(1e-12));
   const auto summed = [&](const char* text, std::int64_t rank) {
-    return pp::rank_traffic(job, pp::parse_layout(text, "x"), rank).ends / table / job.program.reduced_bytes;
+    return pp::rank_traffic(job, layout_of(text), rank).ends / table / job.program.reduced_bytes;
   };
   CHECK(summed("pp=4,zero=0", 0) == 1);
   CHECK(summed("pp=4,zero=0", 1) == 0);
@@ -89,9 +76,9 @@ TEST_CASE("the first and the last stage hold a tied embedding, once if they are 
 }
 
 TEST_CASE("gradients of attention in a fixed order hold one of each score, of a ring one of each score of a piece") {
-  pp::training_job job = llama_job(64);  // 32 heads, 8192 tokens
+  pp::training_job job = llama_8b(64);  // 32 heads, 8192 tokens
   const auto more = [&](const char* layout) {
-    const pp::training_layout l = pp::parse_layout(layout, "x");
+    const pp::training_layout l = layout_of(layout);
     job.program.fixed_order_attention = false;
     const double without = pp::rank_load(job, l, 0).passes.working;
     job.program.fixed_order_attention = true;
@@ -118,9 +105,9 @@ TEST_CASE("gradients of attention in a fixed order hold one of each score, of a 
 }
 
 TEST_CASE("ulysses keeps and sends at least one head of keys for each rank") {
-  const pp::training_job job = llama_job(64);  // 32 heads, 8 of keys
-  const pp::training_layout ring = pp::parse_layout("tp=4,cp=8,context=ring", "x"),
-                            ulysses = pp::parse_layout("tp=4,cp=8,context=ulysses", "x");
+  const pp::training_job job = llama_8b(64);  // 32 heads, 8 of keys
+  const pp::training_layout ring = layout_of("tp=4,cp=8,context=ring"),
+                            ulysses = layout_of("tp=4,cp=8,context=ulysses");
   const pp::rank_sizes z(job, ulysses);
   CHECK(z.query == 8 * 128);
   CHECK(z.kv == 2 * 128);
@@ -135,7 +122,7 @@ TEST_CASE("ulysses keeps and sends at least one head of keys for each rank") {
 
 TEST_CASE("activations are those that Korthikanti et al. count (2022, figures 1 and 7)") {
   const auto kept = [](const pp::training_job& job, const char* text) {
-    const pp::training_layout l = pp::parse_layout(text, "x");
+    const pp::training_layout l = layout_of(text);
     return pp::rank_memory(pp::hardware_called("a100", "x"), job, l, 0).activations / gibi;
   };
   const pp::training_job b22 = gpt_job(48, 6144, 64, 4);
@@ -157,19 +144,16 @@ TEST_CASE("activations are those that Korthikanti et al. count (2022, figures 1 
 }
 
 TEST_CASE("the state of Llama 3.1 8B on 8 H100 is the allocated memory in its log (dgxc-benchmarking)") {
-  pp::training_job job = llama_job(128);
-  job.program = pp::software_called("nemo", "x");
-  const pp::memory_split m =
-      pp::rank_memory(pp::hardware_called("h100", "x"), job, pp::parse_layout("cp=2,dp=4,zero=1", "x"), 0);
+  const pp::training_job job = llama_8b(128, "nemo");
+  const pp::memory_split m = pp::rank_memory(h100, job, layout_of("cp=2,dp=4,zero=1"), 0);
   CHECK(m.state() == doctest::Approx(44271689728.0).epsilon(0.005));
   CHECK(m.total() < 85.5e9);
 }
 
 TEST_CASE("data-parallel policies shard their arrays over the ranks of dp and cp") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
-  const pp::training_job job = llama_job(16);
+  const pp::training_job job = llama_8b(16);
   const auto at = [&](const char* zero) {
-    return pp::rank_memory(h, job, pp::parse_layout(std::string("cp=2,dp=4,zero=") + zero, "x"), 0);
+    return pp::rank_memory(h100, job, layout_of(std::string("cp=2,dp=4,zero=") + zero), 0);
   };
   const double n = job.model.parameters();
   CHECK(at("0").state() == doctest::Approx(18 * n));
@@ -185,11 +169,10 @@ TEST_CASE("data-parallel policies shard their arrays over the ranks of dp and cp
 }
 
 TEST_CASE("programs differ in the memory of sharded parameters, of logits and of inputs in fp8") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
-  pp::training_job job = llama_job(64);
+  pp::training_job job = llama_8b(64);
   const auto at = [&](const char* program, const char* text) {
     job.program = pp::software_called(program, "x");
-    return pp::most_memory(h, job, pp::parse_layout(text, "x")).memory;
+    return pp::most_memory(h100, job, layout_of(text)).memory;
   };
   // FSDP: a float master, a float gradient and two moments; the gathered bf16 of two layers and one layer's gradient.
   const double n = job.model.parameters(), layer = job.model.layer_parameters();
@@ -206,7 +189,7 @@ TEST_CASE("programs differ in the memory of sharded parameters, of logits and of
   // attention's output.
   job.program = pp::software_called("nemo", "x");
   job.program.products = pp::number_kind::fp8;
-  const pp::training_layout l = pp::parse_layout("dp=8", "x");
+  const pp::training_layout l = layout_of("dp=8");
   const double kept = pp::block_kept_bytes(job, l, plait::recompute::none);
   job.program.keeps_fp8 = false;
   const auto& m = job.model;
@@ -215,9 +198,8 @@ TEST_CASE("programs differ in the memory of sharded parameters, of logits and of
 }
 
 TEST_CASE("memory grows with the microbatch and the sequence, and falls with recomputation and every axis") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const auto total = [&](const char* text, std::int64_t batch = 64) {
-    return pp::most_memory(h, llama_job(batch), pp::parse_layout(text, "x")).memory.total();
+    return pp::most_memory(h100, llama_8b(batch), layout_of(text)).memory.total();
   };
   CHECK(total("dp=8,microbatch=2") > total("dp=8"));
   CHECK(total("dp=8") > total("dp=8,recompute=selective"));
@@ -237,8 +219,7 @@ TEST_CASE("microbatches in flight are those of the schedules themselves") {
         CAPTURE(schedule);
         CAPTURE(p);
         CAPTURE(m);
-        const pp::training_layout l =
-            pp::parse_layout(plait::cat({"pp=", p, ",schedule=", std::string(schedule)}), "x");
+        const pp::training_layout l = layout_of(plait::cat({"pp=", p, ",schedule=", std::string(schedule)}));
         const plait::schedule s = plait::parse_schedule(schedule, p, m);
         for (int r = 0; r < p; ++r) {
           double most = 0;
@@ -255,18 +236,17 @@ TEST_CASE("microbatches in flight are those of the schedules themselves") {
 }
 
 TEST_CASE("a searched schedule keeps its limit of memory, and is as long as its formula") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
-  pp::training_job job = llama_job(32);
+  pp::training_job job = llama_8b(32);
   job.program.delayed_norm = true;
-  const pp::training_layout l = pp::parse_layout("pp=4,schedule=automatic", "x");
-  const pp::step_costing step = pp::cost_schedule(h, job, l);
+  const pp::training_layout l = layout_of("pp=4,schedule=automatic");
+  const pp::step_costing step = pp::cost_schedule(h100, job, l);
   for (int r = 0; r < 4; ++r) {
     double held = 0;
     for (const auto& at : plait::most_in_flight(step.schedule, r))
       for (const plait::chunk_in_flight& c : at) held = std::max(held, static_cast<double>(c.forward + c.deferred));
     CHECK(held <= pp::microbatches_in_flight(l, 32, r));
   }
-  const pp::layout_price p = pp::price(h, job, l);
+  const pp::layout_price p = pp::price(h100, job, l);
   double longest = 0;
   const plait::simulation times = plait::simulate(step.schedule, step.costs);
   for (int r = 0; r < 4; ++r) longest = std::max(longest, times.span(r));

@@ -10,31 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "cases.hpp"
 #include "plait/core/error.hpp"
-#include "plait/plan/hardware.hpp"
 #include "plan_llama/planner/explain.hpp"
-#include "plan_llama/planner/llama_shape.hpp"
-#include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/ranking.hpp"
-#include "plan_llama/planner/software_table.hpp"
-
-namespace {
-
-namespace pp = plait::planner;
-
-pp::training_job llama_job(const char* name, std::int64_t batch, std::int64_t seq = 8192) {
-  pp::training_job job;
-  const pp::transformer_shape* large = plait::find_large_llama(name);
-  job.model = large != nullptr ? *large : plait::plan_shape(plait::llama_preset_config(name));
-  job.seq = seq;
-  job.global_batch = batch;
-  return job;
-}
-
-}  // namespace
 
 TEST_CASE("the best layout is the best of all that are priced one by one") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-70b", 128);
   pp::search_options options;
   options.orders = pp::axis_orders::pipeline_outside;
@@ -43,7 +24,7 @@ TEST_CASE("the best layout is the best of all that are priced one by one") {
   options.replicate = {pp::replication::none};
   options.memory_share = 1;
   options.offload = {{}};
-  const pp::search_result found = pp::search_layouts(h, job, 64, options);
+  const pp::search_result found = pp::search_layouts(h100, job, 64, options);
   double best = std::numeric_limits<double>::infinity(), smallest = best;
   std::vector<std::pair<double, double>> fitting;  // bytes and seconds
   for (std::int64_t tp = 1; tp <= 64; ++tp)
@@ -61,7 +42,7 @@ TEST_CASE("the best layout is the best of all that are priced one by one") {
                 l.recompute = static_cast<plait::recompute>(mode);
                 if (l.dp * l.cp == 1 && zero != 0) continue;
                 if (!pp::why_illegal(l, job).empty()) continue;
-                const pp::layout_price p = pp::price(h, job, l);
+                const pp::layout_price p = pp::price(h100, job, l);
                 smallest = std::min(smallest, p.memory.total());
                 if (!p.fits) continue;
                 fitting.emplace_back(p.memory.total(), p.step());
@@ -88,14 +69,13 @@ TEST_CASE("the best layout is the best of all that are priced one by one") {
 }
 
 TEST_CASE("a search has all hybrids that fit, and the best is the best of those priced one by one") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-8b", 128);
   pp::search_options options;
   options.tp = {1}, options.pp = {1}, options.microbatch = {1}, options.memory_share = 1, options.offload = {{}};
   options.context = {pp::context_kind::ring};
-  const pp::search_result found = pp::search_layouts(h, job, 64, options);
+  const pp::search_result found = pp::search_layouts(h100, job, 64, options);
   options.replicate = {pp::replication::none};
-  const pp::search_result plain = pp::search_layouts(h, job, 64, options);
+  const pp::search_result plain = pp::search_layouts(h100, job, 64, options);
   double best = plain.best.front().step();
   std::int64_t fitting = plain.fitting;
   for (std::int64_t cp = 1; cp <= 64; cp *= 2)
@@ -111,7 +91,7 @@ TEST_CASE("a search has all hybrids that fit, and the best is the best of those 
                                       : pp::replication::over_part_of_dp;
           l.dp_copies = std::max<std::int64_t>(copies, 1);
           if (!pp::why_illegal(l, job).empty()) continue;
-          const pp::layout_price p = pp::price(h, job, l);
+          const pp::layout_price p = pp::price(h100, job, l);
           if (!p.fits) continue;
           ++fitting;
           best = std::min(best, p.step());
@@ -120,7 +100,7 @@ TEST_CASE("a search has all hybrids that fit, and the best is the best of those 
   CHECK(fitting > plain.fitting);
   CHECK(found.best.front().step() == best);
   // If links between nodes are slow, parameters that each microbatch gathers are best sharded within a node.
-  pp::hardware slow = h;
+  pp::hardware slow = h100;
   slow.levels.back().bandwidth /= 16;
   options.zero = {plait::zero_level::parameters};
   options.cp = {1};
@@ -130,22 +110,21 @@ TEST_CASE("a search has all hybrids that fit, and the best is the best of those 
   CHECK(cut.layout.dp_copies == 8);
   // If only a hybrid is allowed, the reason is the hybrid's.
   options.replicate = {pp::replication::over_cp};
-  const pp::search_result none = pp::search_layouts(h, job, 64, options);
+  const pp::search_result none = pp::search_layouts(h100, job, 64, options);
   CHECK(none.legal == 0);
   CHECK(none.nearest.why == "replicate is cp, an axis of one rank; legal is none");
 }
 
 TEST_CASE("results of a search fit, are in order, and no result is better in both than one of the front") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-405b", 512);
   pp::search_options options;
   options.most = 25;
-  const pp::search_result found = pp::search_layouts(h, job, 1024, options);
+  const pp::search_result found = pp::search_layouts(h100, job, 1024, options);
   CHECK(found.best.size() == 25);
   CHECK(found.candidates >= found.legal);
   CHECK(found.legal > found.fitting);
   for (std::size_t i = 0; i < found.best.size(); ++i) {
-    CHECK(found.best[i].memory.total() <= pp::usual_memory_share * h.memory);
+    CHECK(found.best[i].memory.total() <= pp::usual_memory_share * h100.memory);
     CHECK(found.best[i].layout.ranks() == 1024);
     CHECK(pp::why_illegal(found.best[i].layout, job).empty());
     if (i > 0) CHECK(found.best[i - 1].step() <= found.best[i].step());
@@ -155,23 +134,21 @@ TEST_CASE("results of a search fit, are in order, and no result is better in bot
     CHECK(found.front[i - 1].step() > found.front[i].step());
   }
   // The layout of NVIDIA's engineers is no better in the model than the search's.
-  pp::training_layout theirs = pp::parse_layout("tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8", "x");
-  CHECK(pp::price(h, job, theirs).step() >= found.best.front().step());
+  pp::training_layout theirs = layout_of("tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8");
+  CHECK(pp::price(h100, job, theirs).step() >= found.best.front().step());
 }
 
 TEST_CASE("layouts that share a part of the search have the same values without sharing") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   for (const char* program : {"plait", "llm-foundry", "internevo"}) {
     CAPTURE(program);
-    pp::training_job job = llama_job("llama-3-8b", 128);
-    job.program = pp::software_called(program, "x");
+    pp::training_job job = llama_job("llama-3-8b", 128, 8192, program);
     job.program.reduced_bytes = 4;  // LLM Foundry packs more bytes than the others add
-    pp::search_result found = pp::search_layouts(h, job, 32, {.most = 1000});
+    pp::search_result found = pp::search_layouts(h100, job, 32, {.most = 1000});
     CHECK(found.best.size() == 1000);
     found.best.insert(found.best.end(), found.front.begin(), found.front.end());
     int cut = 0, differ = 0;
     for (const pp::layout_price& p : found.best) {
-      const pp::layout_price alone = pp::price(h, job, p.layout);
+      const pp::layout_price alone = pp::price(h100, job, p.layout);
       if (p.step() != alone.step() || p.memory.total() != alone.memory.total()) ++differ;
       if (p.layout.zero >= plait::zero_level::gradients) ++cut;
     }
@@ -181,13 +158,12 @@ TEST_CASE("layouts that share a part of the search have the same values without 
 }
 
 TEST_CASE("only the requested extents are searched") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   pp::search_options options;
   options.tp = {4};
   options.pp = {2, 4};
   options.microbatch = {1};
   options.recompute = {plait::recompute::full};
-  for (const pp::layout_price& p : pp::search_layouts(h, llama_job("llama-3-70b", 128), 64, options).best) {
+  for (const pp::layout_price& p : pp::search_layouts(h100, llama_job("llama-3-70b", 128), 64, options).best) {
     CHECK(p.layout.tp == 4);
     CHECK((p.layout.pp == 2 || p.layout.pp == 4));
     CHECK(p.layout.microbatch == 1);
@@ -196,22 +172,22 @@ TEST_CASE("only the requested extents are searched") {
 }
 
 TEST_CASE("the error for a model that cannot fit gives the excess and a remedy") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-405b", 64);
   const pp::search_options stays{.offload = {{}}};
-  const pp::search_result found = pp::search_layouts(h, job, 64, stays);
+  const pp::search_result found = pp::search_layouts(h100, job, 64, stays);
   CHECK(found.best.empty());
-  const std::string why = pp::why_nothing(h, job, 64, found, stays);
+  const std::string why = pp::why_nothing(h100, job, 64, found, stays);
   CHECK(why.starts_with("no layout fits: the smallest, "));
   CHECK(why.find(" more than a H100 has; of that, ") != why.npos);
   CHECK(why.find("; 128 accelerators would do, as in ") != why.npos);
   const pp::training_job odd = llama_job("llama-3-405b", 7, 8191);
-  const pp::search_result none = pp::search_layouts(h, odd, 128);
+  const pp::search_result none = pp::search_layouts(h100, odd, 128);
   CHECK(none.legal == 0);
-  CHECK(pp::why_nothing(h, odd, 128, none).starts_with("no layout of 128 accelerators is legal: "));
+  CHECK(pp::why_nothing(h100, odd, 128, none).starts_with("no layout of 128 accelerators is legal: "));
   // A size without divisors is the reason why nothing can be sharded.
   const pp::training_job uncut = llama_job("llama-3-8b", 8, 262147);
-  const std::string sizes = pp::why_nothing(h, uncut, 4, pp::search_layouts(h, uncut, 4, {.pp = {1}}), {.pp = {1}});
+  const std::string sizes =
+      pp::why_nothing(h100, uncut, 4, pp::search_layouts(h100, uncut, 4, {.pp = {1}}), {.pp = {1}});
   CHECK(sizes.starts_with("no layout fits: the smallest, "));
   CHECK(
       sizes.ends_with("; seq is 262147, which has no divisor in common with the 4 accelerators, so that cp and tp "
@@ -219,19 +195,18 @@ TEST_CASE("the error for a model that cannot fit gives the excess and a remedy")
 }
 
 TEST_CASE("a search keeps a margin of memory, and reports the first layout without it") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-8b", 64, 4096);
-  const auto search = [&](double share) { return pp::search_ranked(h, job, 16, {.memory_share = share}); };
+  const auto search = [&](double share) { return pp::search_ranked(h100, job, 16, {.memory_share = share}); };
   const pp::ranked_search all = search(1);
   const double most = all.ranked.front().price.memory.total();
   CHECK(!all.fuller.has_value());
-  const double share = 0.99 * most / h.memory;
+  const double share = 0.99 * most / h100.memory;
   const pp::ranked_search less = search(share);
   CHECK(less.found.within_share);
   CHECK(less.found.fitting == all.found.fitting);
-  for (const pp::ranked_layout& r : less.ranked) CHECK(r.price.memory.total() <= share * h.memory);
+  for (const pp::ranked_layout& r : less.ranked) CHECK(r.price.memory.total() <= share * h100.memory);
   REQUIRE(less.fuller.has_value());
-  CHECK(less.fuller->price.memory.total() > share * h.memory);
+  CHECK(less.fuller->price.memory.total() > share * h100.memory);
   CHECK(less.fuller->seconds < less.ranked.front().seconds);
   // If no layout keeps it, the result has those that fit, and reports this.
   const pp::ranked_search none = search(0.01);
@@ -243,7 +218,7 @@ TEST_CASE("a search keeps a margin of memory, and reports the first layout witho
 
 TEST_CASE("layouts are ranked with shared links simulated, and variants of a layout count as one") {
   // 10 Gbit/s for each GPU: messages that the formulas hide behind passes compete for the links.
-  pp::hardware h = pp::hardware_called("h100", "x");
+  pp::hardware h = h100;
   for (double* speed : {&h.levels.back().bandwidth, &h.levels.back().message_bandwidth}) *speed = 1.25e9;
   const pp::training_job job = llama_job("llama-3-8b", 128);
   const pp::ranked_search s = pp::search_ranked(h, job, 32);
@@ -274,7 +249,7 @@ TEST_CASE("layouts are ranked with shared links simulated, and variants of a lay
   const pp::training_job large = llama_job("llama-3-8b", 4096);
   std::vector<pp::ranked_layout> long_ones;
   for (const char* text : {"pp=32,schedule=zb_h1", "pp=32"}) {
-    const pp::layout_price p = pp::price(h, large, pp::parse_layout(text, "x"));
+    const pp::layout_price p = pp::price(h, large, layout_of(text));
     long_ones.push_back({p, p.step()});
   }
   const std::vector<pp::ranked_layout> kept = pp::rank_on_links(h, large, long_ones, 2);
@@ -286,46 +261,43 @@ TEST_CASE("layouts are ranked with shared links simulated, and variants of a lay
 }
 
 TEST_CASE("a search for a program has only the schedules of that program") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job job = llama_job("llama-3-8b", 64, 4096);
   using enum pp::schedule_kind;
   for (const char* program : {"megatron", "nemo", "nanotron", "llm-foundry"}) {
     CAPTURE(program);
     job.program = pp::software_called(program, "x");
-    for (const pp::layout_price& p : pp::search_layouts(h, job, 16, {.most = 1000}).best)
+    for (const pp::layout_price& p : pp::search_layouts(h100, job, 16, {.most = 1000}).best)
       CHECK((p.layout.pp == 1 || p.layout.schedule == one_f_one_b ||
              (p.layout.schedule == interleaved && job.program.name != "nanotron")));
   }
-  CHECK(pp::search_layouts(h, job, 16, {.pp = {4}}).nearest.why ==
+  CHECK(pp::search_layouts(h100, job, 16, {.pp = {4}}).nearest.why ==
         "pp is 4 and the program llm-foundry has no pipeline; legal is 1");
   job.program = pp::software_called("megatron", "x");
-  CHECK_THROWS_WITH_AS(pp::search_layouts(h, job, 16, {.schedules = {one_f_one_b, zb_h1}}),
+  CHECK_THROWS_WITH_AS(pp::search_layouts(h100, job, 16, {.schedules = {one_f_one_b, zb_h1}}),
                        "the program megatron lacks the schedule zb_h1; legal are 1f1b, interleaved", plait::error);
   for (const pp::software& known : pp::known_software())
     for (const pp::schedule_kind kind : pp::schedules_of(known)) CHECK(pp::why_lacking(known, {kind}).empty());
 }
 
 TEST_CASE("if no layout is valid, the error is that of the candidate that passed the most checks") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   // Llama 3 70B has 64 heads: tp = 3 fails at the first check; all others lack a batch that dp divides.
   const pp::training_job odd = llama_job("llama-3-70b", 7);
   pp::search_options options;
   options.tp = {3, 1};
   options.cp = {1};
   options.pp = {1, 3};
-  const pp::search_result none = pp::search_layouts(h, odd, 96, options);
+  const pp::search_result none = pp::search_layouts(h100, odd, 96, options);
   CHECK(none.legal == 0);
-  CHECK(none.nearest.passed > pp::refusal_of(pp::parse_layout("tp=3,dp=32", "x"), odd).passed);
-  CHECK(pp::why_nothing(h, odd, 96, none, options) ==
+  CHECK(none.nearest.passed > pp::refusal_of(layout_of("tp=3,dp=32"), odd).passed);
+  CHECK(pp::why_nothing(h100, odd, 96, none, options) ==
         "no layout of 96 accelerators is legal: batch is 7 sequences and dp 96 ranks take microbatches of 1; the "
         "nearest legal batches are 96");
 }
 
 TEST_CASE("a search gives the reason if none of the requested extents or policies is a candidate") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-70b", 128);
   const auto why = [&](std::int64_t accelerators, const pp::search_options& options) {
-    return pp::why_nothing(h, job, accelerators, pp::search_layouts(h, job, accelerators, options), options);
+    return pp::why_nothing(h100, job, accelerators, pp::search_layouts(h100, job, accelerators, options), options);
   };
   CHECK(why(64, {.tp = {3}}) ==
         "no layout of 64 accelerators is legal: tp = 3, cp = 1 and pp = 1 are 3 ranks, which must divide the 64; the "
@@ -343,20 +315,18 @@ TEST_CASE("a search gives the reason if none of the requested extents or policie
 }
 
 TEST_CASE("if nothing is sharded, a search has the requested level that shards least") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-8b", 8);
   const pp::search_result found = pp::search_layouts(
-      h, job, 8,
+      h100, job, 8,
       {.tp = {8}, .cp = {1}, .pp = {1}, .zero = {plait::zero_level::gradients, plait::zero_level::optimizer}});
   REQUIRE(found.legal > 0);
   for (const pp::layout_price& p : found.best) CHECK(p.layout.zero == plait::zero_level::optimizer);
 }
 
 TEST_CASE("the error for a layout that is too large gives the excess and a remedy") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const auto why = [&](const char* model, const char* text) {
     const pp::training_job job = llama_job(model, 128);
-    return pp::why_too_large(h, job, pp::price(h, job, pp::parse_layout(text, "x")));
+    return pp::why_too_large(h100, job, pp::price(h100, job, layout_of(text)));
   };
   const std::string one = why("llama-3-70b", "tp=8,dp=8");
   CHECK(
@@ -368,7 +338,6 @@ TEST_CASE("the error for a layout that is too large gives the excess and a remed
 }
 
 TEST_CASE("a search keeps a requested order of pp and dp, number of chunks and whole sequences") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-70b", 128);
   pp::search_options options;
   options.orders = pp::axis_orders::pipeline_inside;
@@ -378,7 +347,7 @@ TEST_CASE("a search keeps a requested order of pp and dp, number of chunks and w
   options.schedules = {pp::schedule_kind::interleaved};
   options.chunks = {2};
   options.sequence_parallel = false;
-  const pp::search_result found = pp::search_layouts(h, job, 64, options);
+  const pp::search_result found = pp::search_layouts(h100, job, 64, options);
   REQUIRE(!found.best.empty());
   for (const pp::layout_price& p : found.best) {
     CHECK(p.layout.pipeline_inside);
@@ -388,29 +357,27 @@ TEST_CASE("a search keeps a requested order of pp and dp, number of chunks and w
 }
 
 TEST_CASE("the rule of thumb is valid, fits, and is never better than the search") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   for (const char* name : {"llama-3-8b", "llama-3-70b"}) {
     CAPTURE(name);
     const pp::training_job job = llama_job(name, 256);
-    const auto thumb = pp::rule_of_thumb(h, job, 256);
+    const auto thumb = pp::rule_of_thumb(h100, job, 256);
     REQUIRE(thumb.has_value());
     CHECK(thumb->fits);
     CHECK(thumb->layout.ranks() == 256);
     CHECK(pp::why_illegal(thumb->layout, job).empty());
-    CHECK(thumb->step() >= pp::search_layouts(h, job, 256, {.memory_share = 1}).best.front().step());
+    CHECK(thumb->step() >= pp::search_layouts(h100, job, 256, {.memory_share = 1}).best.front().step());
   }
-  CHECK(pp::rule_of_thumb(h, llama_job("llama-3-8b", 256), 256)->layout.tp == 1);
-  CHECK(pp::rule_of_thumb(h, llama_job("llama-3-70b", 256), 256)->layout.tp == 8);
-  CHECK(!pp::rule_of_thumb(h, llama_job("llama-3-405b", 64), 8).has_value());
+  CHECK(pp::rule_of_thumb(h100, llama_job("llama-3-8b", 256), 256)->layout.tp == 1);
+  CHECK(pp::rule_of_thumb(h100, llama_job("llama-3-70b", 256), 256)->layout.tp == 8);
+  CHECK(!pp::rule_of_thumb(h100, llama_job("llama-3-405b", 64), 8).has_value());
 }
 
 TEST_CASE("alternatives give the cost of each change") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = llama_job("llama-3-405b", 512);
-  const pp::layout_price best = pp::search_ranked(h, job, 1024, {.offload = {{}}}).ranked.front().price;
+  const pp::layout_price best = pp::search_ranked(h100, job, 1024, {.offload = {{}}}).ranked.front().price;
   CHECK(pp::what_binds(best).find(" % of the step is computing; the largest loss is ") != std::string::npos);
   int slower = 0, others = 0;
-  for (const pp::alternative& a : pp::alternatives(h, job, best)) {
+  for (const pp::alternative& a : pp::alternatives(h100, job, best)) {
     CAPTURE(a.effect);
     // The best layout has no faster neighbour.
     CHECK(a.effect.find("faster") == std::string::npos);
@@ -420,5 +387,5 @@ TEST_CASE("alternatives give the cost of each change") {
       ++others;
   }
   CHECK(slower >= 3);
-  CHECK(slower + others == static_cast<int>(pp::alternatives(h, job, best).size()));
+  CHECK(slower + others == static_cast<int>(pp::alternatives(h100, job, best).size()));
 }

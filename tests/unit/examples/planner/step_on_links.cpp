@@ -5,31 +5,18 @@
 
 #include <string>
 
+#include "cases.hpp"
 #include "plan_llama/planner/hardware_json.hpp"
-#include "plan_llama/planner/llama_shape.hpp"
 
 namespace {
 
-namespace pp = plait::planner;
-
-pp::training_job job_on_links(std::int64_t batch) {
-  pp::training_job job;
-  job.model = *plait::find_large_llama("llama-3-70b");
-  job.seq = 8192, job.global_batch = batch;
-  return job;
-}
+pp::training_job job_on_links(std::int64_t batch) { return llama_job("llama-3-70b", batch); }
 
 /// H100 machines on which `by` accelerators share a link between nodes.
 pp::hardware sharing(std::int64_t by) {
-  pp::hardware h = pp::hardware_called("h100", "x");
+  pp::hardware h = h100;
   h.levels.back().shared_by = by;
   return h;
-}
-
-pp::layout_price priced(const pp::hardware& h, const pp::training_job& job, const std::string& text) {
-  const pp::training_layout l = pp::parse_layout(text, "x");
-  REQUIRE(pp::why_illegal(l, job).empty());
-  return pp::price(h, job, l);
 }
 
 double on_links(const pp::hardware& h, const pp::training_job& job, const std::string& text,
@@ -44,7 +31,7 @@ TEST_CASE("neighbours share links, separately in each direction, with the traffi
   REQUIRE(h.levels.size() == 1);
   h.levels[0].shared_by = 2;
   // Four stages as neighbours: 0 and 1 have a link, and 2 and 3.
-  pp::link_loads inside(h, pp::parse_layout("pp=4,dp=2,order=tp-cp-pp-dp", "x"));
+  pp::link_loads inside(h, layout_of("pp=4,dp=2,order=tp-cp-pp-dp"));
   inside.add(0, 0, 1, 1);
   CHECK(inside.slowing(0, 0, 1, 1) == 1);  // no other traffic
   inside.add(0, 1, 2, 1);
@@ -56,7 +43,7 @@ TEST_CASE("neighbours share links, separately in each direction, with the traffi
   inside.add(0, 0, 1, -1);
   CHECK(inside.slowing(0, 1, 2, 1) == doctest::Approx(1.25));
   // With replicas as neighbours, both ranks of a link belong to one stage and send the same.
-  pp::link_loads outside(h, pp::parse_layout("pp=4,dp=2", "x"));
+  pp::link_loads outside(h, layout_of("pp=4,dp=2"));
   outside.add(0, 0, 1, 1);
   CHECK(outside.slowing(0, 0, 1, 1) == 2);
   outside.add(0, 1, 2, 1);
@@ -69,15 +56,14 @@ TEST_CASE("neighbours share links, separately in each direction, with the traffi
 }
 
 TEST_CASE("a step without collectives between stages is the simulated schedule") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = job_on_links(16);
   for (const char* schedule : {"gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_v"}) {
     CAPTURE(schedule);
-    const pp::layout_price p = priced(h, job, std::string("tp=8,pp=4,zero=0,schedule=") + schedule);
-    pp::step_costing step = pp::cost_schedule(h, job, p.layout);
+    const pp::layout_price p = priced(h100, job, std::string("tp=8,pp=4,zero=0,schedule=") + schedule);
+    pp::step_costing step = pp::cost_schedule(h100, job, p.layout);
     step.costs.link = pp::message_seconds(
-        h, p.layout.pp_axis(), job.program.activation_bytes() * 8192 * static_cast<double>(job.model.hidden) / 8);
-    const double on_links = pp::step_on_links(h, job, p) - p.seconds.optimizer;
+        h100, p.layout.pp_axis(), job.program.activation_bytes() * 8192 * static_cast<double>(job.model.hidden) / 8);
+    const double on_links = pp::step_on_links(h100, job, p) - p.seconds.optimizer;
     const double alone = plait::simulate(step.schedule, step.costs).makespan;
     CHECK(on_links > (1 - 1e-9) * alone);
     CHECK(on_links < 1.001 * alone);  // a stage can send both ways at once
@@ -91,7 +77,7 @@ TEST_CASE("exposed collectives cost their whole time, and those during passes a 
     CAPTURE(zero);
     const std::string text = std::string("tp=8,dp=4,zero=") + zero;
     job.program.overlaps_data = false;
-    pp::hardware h = pp::hardware_called("h100", "x");
+    pp::hardware h = h100;
     h.straggling = 0;
     const pp::layout_price apart = priced(h, job, text);
     const double whole = pp::step_on_links(h, job, apart);
@@ -105,7 +91,7 @@ TEST_CASE("exposed collectives cost their whole time, and those during passes a 
 
 TEST_CASE("a pass that only waits for its last parameters no longer slows their gather") {
   const pp::training_job job = job_on_links(64);
-  pp::hardware h = pp::hardware_called("h100", "x");
+  pp::hardware h = h100;
   h.straggling = 0;
   double before = 0;
   for (const double hidden : {0.9, 0.5, 0.1, 0.05, 0.0}) {
@@ -120,12 +106,11 @@ TEST_CASE("a pass that only waits for its last parameters no longer slows their 
 }
 
 TEST_CASE("one stage gathers and reduces its embedding and its head") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = job_on_links(64);
-  const pp::training_layout l = pp::parse_layout("tp=8,dp=4,zero=1", "x");
-  const double all = pp::collective_seconds(h, pp::place_group(h, l.dp_axis()), plait::collective::all_gather,
+  const pp::training_layout l = layout_of("tp=8,dp=4,zero=1");
+  const double all = pp::collective_seconds(h100, pp::place_group(h100, l.dp_axis()), plait::collective::all_gather,
                                             job.model.parameters() / 8 * job.program.weight_bytes);
-  CHECK(pp::detail::work_on_links(h, job, l).gather[0].seconds == doctest::Approx(all).epsilon(1e-3));
+  CHECK(pp::detail::work_on_links(h100, job, l).gather[0].seconds == doctest::Approx(all).epsilon(1e-3));
 }
 
 TEST_CASE("ranks that share a link slow each other when they overlap, less than if all always did") {
@@ -190,8 +175,7 @@ TEST_CASE("a hybrid's sums over its copies follow its reductions, on a separate 
 }
 
 TEST_CASE("sharded parameters are gathered for every pass and reduced after it, or during passes with overlap") {
-  pp::training_job job = job_on_links(64);
-  job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
+  pp::training_job job = llama_job("llama-3-8b", 64);
   pp::hardware h = sharing(1);
   h.straggling = 0;
   for (const char* text : {"dp=16,zero=3", "dp=32,zero=3,recompute=full", "tp=2,dp=16,zero=3",
@@ -213,8 +197,7 @@ TEST_CASE("sharded parameters are gathered for every pass and reduced after it, 
 }
 
 TEST_CASE("gathers on slow and shared links delay passes, and reductions on the same links slow them") {
-  pp::training_job job = job_on_links(32);
-  job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
+  pp::training_job job = llama_job("llama-3-8b", 32);
   const char* text = "dp=32,zero=3";
   CHECK(on_links(sharing(8), job, text) > on_links(sharing(1), job, text));
   CHECK(on_links(sharing(8), job, text) < 8 * on_links(sharing(1), job, text));
@@ -239,8 +222,7 @@ TEST_CASE("gathers on slow and shared links delay passes, and reductions on the 
 }
 
 TEST_CASE("late gathers delay backward passes, and broadcasts of pieces run one by one") {
-  pp::training_job job = job_on_links(64);
-  job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
+  pp::training_job job = llama_job("llama-3-8b", 64);
   pp::hardware h = sharing(1);
   h.straggling = 0;
   const double early = on_links(h, job, "dp=32,zero=3");
@@ -249,7 +231,7 @@ TEST_CASE("late gathers delay backward passes, and broadcasts of pieces run one 
   CHECK(on_links(h, job, "dp=32,zero=3") == doctest::Approx(priced(h, job, "dp=32,zero=3").step()).epsilon(0.02));
   job.program.reduces_whole = job.program.broadcasts_slices = true;
   // Whole sums cross machines, while pieces are summed within one.
-  const pp::training_layout hybrid = pp::parse_layout("tp=2,pp=2,dp=16,zero=1,replicate=dp:4", "x");
+  const pp::training_layout hybrid = layout_of("tp=2,pp=2,dp=16,zero=1,replicate=dp:4");
   CHECK(pp::detail::work_on_links(h, job, hybrid).reduce.front().level == 1);
   job.program.reduces_whole = false;
   CHECK(pp::detail::work_on_links(h, job, hybrid).reduce.front().level == 0);

@@ -9,37 +9,25 @@
 #include <functional>
 #include <string>
 
-#include "plait/plan/hardware.hpp"
+#include "cases.hpp"
 #include "plan_llama/planner/explain.hpp"
-#include "plan_llama/planner/llama_shape.hpp"
-#include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/simulated_step.hpp"
-#include "plan_llama/planner/software_table.hpp"
 #include "plan_llama/planner/step_on_links.hpp"
 
 namespace {
 
-namespace pp = plait::planner;
-
 pp::training_job large_job(std::int64_t batch, const char* program = "nemo") {
-  pp::training_job job;
-  job.model = *plait::find_large_llama("llama-3-405b");
-  job.seq = 8192;
-  job.global_batch = batch;
-  job.program = pp::software_called(program, "x");
-  return job;
+  return llama_job("llama-3-405b", batch, 8192, program);
 }
 
 double seconds(const pp::hardware& h, const pp::training_job& job, const char* text) {
-  const pp::training_layout l = pp::parse_layout(text, "x");
-  REQUIRE(pp::why_illegal(l, job).empty());
-  return pp::price(h, job, l).step();
+  return priced(h, job, text).step();
 }
 
 }  // namespace
 
 TEST_CASE("a product takes the time of its operations, or of its bytes if it is thin") {
-  pp::hardware h = pp::hardware_called("h100", "x");
+  pp::hardware h = h100;
   h.launch = h.product_depth = h.product_area = 0;
   h.product_share[1] = 0.5;
   h.peak[1] = 1e15;
@@ -55,7 +43,7 @@ TEST_CASE("a product takes the time of its operations, or of its bytes if it is 
 }
 
 TEST_CASE("attention computes half of the square, or a window's band, and 3.5 times forward in all") {
-  pp::hardware h = pp::hardware_called("h100", "x");
+  pp::hardware h = h100;
   h.launch = 0;
   pp::software program;
   pp::transformer_shape m = *plait::find_large_llama("llama-3-70b");
@@ -72,25 +60,23 @@ TEST_CASE("attention computes half of the square, or a window's band, and 3.5 ti
 }
 
 TEST_CASE("the parts of a step add up to it, and none is negative") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   for (const char* text : {"tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8", "tp=8,dp=128,zero=3",
                            "tp=8,pp=16,dp=8,schedule=zb_v,recompute=full", "tp=16,cp=4,pp=4,dp=4,context=ulysses",
                            "tp=8,cp=2,pp=8,dp=8,order=tp-cp-pp-dp,schedule=zb_h1", "tp=8,pp=16,dp=8,offload=both"}) {
     CAPTURE(text);
-    const pp::layout_price p = pp::price(h, large_job(512), pp::parse_layout(text, "x"));
+    const pp::layout_price p = pp::price(h100, large_job(512), layout_of(text));
     const pp::step_split& s = p.seconds;
     for (const double part : {s.products, s.attention, s.memory, s.recompute, s.tensor, s.context, s.bubble, s.data,
                               s.optimizer, s.offload, s.straggling})
       CHECK(part >= 0);
     CHECK(p.step() == doctest::Approx(s.products + s.attention + s.memory + s.tensor + s.context + s.bubble + s.data +
                                       s.optimizer + s.offload + s.straggling));
-    CHECK(pp::utilisation(h, large_job(512), p.layout, p.step()) < 0.8);
+    CHECK(pp::utilisation(h100, large_job(512), p.layout, p.step()) < 0.8);
   }
 }
 
 TEST_CASE("a part is zero without its cause") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
-  const pp::step_split s = pp::price(h, large_job(8), pp::parse_layout("", "x")).seconds;
+  const pp::step_split s = pp::price(h100, large_job(8), layout_of("")).seconds;
   CHECK(s.tensor == 0);
   CHECK(s.context == 0);
   CHECK(s.bubble == 0);
@@ -101,16 +87,11 @@ TEST_CASE("a part is zero without its cause") {
 }
 
 TEST_CASE("a hybrid reduces and gathers pieces, and sums them over its copies, on the levels of these ranks") {
-  pp::hardware h = pp::hardware_called("h100", "x");
+  pp::hardware h = h100;
   h.straggling = 0;
-  pp::training_job job = large_job(64, "plait");
-  job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
+  pp::training_job job = llama_job("llama-3-8b", 64);
   job.program.overlaps_data = false;
-  const auto data = [&](const char* text) {
-    const pp::training_layout l = pp::parse_layout(text, "x");
-    REQUIRE(pp::why_illegal(l, job).empty());
-    return pp::price(h, job, l).seconds.data;
-  };
+  const auto data = [&](const char* text) { return priced(h, job, text).seconds.data; };
   const double n = job.model.parameters();
   const auto group = [&](pp::axis_place a, pp::axis_place b = {}) { return pp::place_group(h, a, b); };
   const auto seconds = [&](const pp::group_place& g, plait::collective kind, double bytes) {
@@ -140,11 +121,10 @@ TEST_CASE("a hybrid reduces and gathers pieces, and sums them over its copies, o
 }
 
 TEST_CASE("facts about a program's data parallelism change its price accordingly") {
-  pp::hardware h = pp::hardware_called("h100", "x");
+  pp::hardware h = h100;
   h.straggling = 0, h.data_hidden = 0.9;
-  pp::training_job job = large_job(64, "fsdp");
-  job.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
-  const auto split = [&](const char* text) { return pp::price(h, job, pp::parse_layout(text, "x")).seconds; };
+  pp::training_job job = llama_job("llama-3-8b", 64, 8192, "fsdp");
+  const auto split = [&](const char* text) { return pp::price(h, job, layout_of(text)).seconds; };
   using enum plait::collective;
   const double n = job.model.parameters();
   const pp::group_place node = pp::place_group(h, {8, 1}), all = pp::place_group(h, {64, 1});
@@ -179,7 +159,7 @@ TEST_CASE("facts about a program's data parallelism change its price accordingly
   CHECK(split("dp=64,zero=1,replicate=dp:8").data == doctest::Approx(whole + pp::broadcasts_seconds(h, node, 2 * n)));
   // Broadcasts end before the next step starts: a pass hides sums, but no broadcasts.
   job.program.overlaps_data = true;
-  const pp::training_layout cut = pp::parse_layout("dp=64,zero=1", "x");
+  const pp::training_layout cut = layout_of("dp=64,zero=1");
   CHECK(pp::detail::data_seconds(h, job, cut, pp::detail::data_groups(h, cut), n, layers, 1e9, 1e9) ==
         doctest::Approx(whole / layers + pp::broadcasts_seconds(h, all, 2 * n)));
   // A thousand owners broadcast one after the other, each once around the ring.
@@ -191,49 +171,47 @@ TEST_CASE("facts about a program's data parallelism change its price accordingly
 }
 
 TEST_CASE("a pipeline's passes are those of all its ranks, each with its own layers") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   for (const char* text : {"pp=4,tp=8", "pp=4,tp=8,schedule=interleaved:2", "pp=4,tp=8,schedule=zb_v", "pp=16,tp=8"})
     for (const std::int64_t layers : {32, 33, 34, 35, 126}) {
       pp::training_job job = large_job(64);
       job.model.layers = layers;
-      const pp::training_layout l = pp::parse_layout(text, "x");
-      const pp::stage_times times(h, job, l);
+      const pp::training_layout l = layout_of(text);
+      const pp::stage_times times(h100, job, l);
       double sum = 0, busiest = 0;
       for (std::int64_t r = 0; r < l.pp; ++r) {
         const pp::part_time here = times.of(pp::blocks_of_rank(l, job.model, r), r == 0, r == pp::last_rank(l));
         const double parameters = pp::rank_parameters(job, l, r) + pp::rank_experts(job, l, r);
         const double all =
-            here.forward.sum() + here.backward() + pp::detail::accumulation_seconds(h, job, l, parameters);
+            here.forward.sum() + here.backward() + pp::detail::accumulation_seconds(h100, job, l, parameters);
         sum += all, busiest = std::max(busiest, all);
       }
       CAPTURE(text);
       CAPTURE(layers);
-      const pp::passes_price price = pp::price_passes(h, job, l);
+      const pp::passes_price price = pp::price_passes(h100, job, l);
       CHECK(price.costs.sum == doctest::Approx(sum).epsilon(1e-12));
       CHECK(price.costs.busiest == doctest::Approx(busiest).epsilon(1e-12));
     }
 }
 
 TEST_CASE("a program waits for gathers in its backward pass, and fused norms move fewer bytes") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job job = large_job(8, "nanotron");
   job.program.host_seconds = 0;
-  const pp::training_layout l = pp::parse_layout("tp=8", "x");
-  const pp::part_time with = pp::block_time(h, job, l);
+  const pp::training_layout l = layout_of("tp=8");
+  const pp::part_time with = pp::block_time(h100, job, l);
   job.program.gathers_again = false;
-  CHECK(with.input.tensor - pp::block_time(h, job, l).input.tensor ==
-        doctest::Approx(2 * pp::collective_seconds(h, pp::place_group(h, {8, 1}), plait::collective::all_gather,
+  CHECK(with.input.tensor - pp::block_time(h100, job, l).input.tensor ==
+        doctest::Approx(2 * pp::collective_seconds(h100, pp::place_group(h100, {8, 1}), plait::collective::all_gather,
                                                    2.0 * 8192 * static_cast<double>(job.model.hidden))));
   job.program.gathers_again = true;
-  const pp::training_layout whole = pp::parse_layout("tp=8,sequence_parallel=0", "x");
-  const double tensor = pp::block_time(h, job, whole).input.tensor;
+  const pp::training_layout whole = layout_of("tp=8,sequence_parallel=0");
+  const double tensor = pp::block_time(h100, job, whole).input.tensor;
   job.program.gathers_again = false;
-  CHECK(tensor == pp::block_time(h, job, whole).input.tensor);  // there is nothing to gather
+  CHECK(tensor == pp::block_time(h100, job, whole).input.tensor);  // there is nothing to gather
   const double values = 8192.0 * static_cast<double>(job.model.hidden) / 8;
   job.program.fused_norms = false;
-  const pp::part_time apart = pp::block_time(h, job, l);
-  CHECK(apart.forward.memory - with.forward.memory == doctest::Approx(pp::memory_seconds(h, (72 - 8) * values, 0)));
-  CHECK(apart.input.memory - with.input.memory == doctest::Approx(pp::memory_seconds(h, (124 - 16) * values, 0)));
+  const pp::part_time apart = pp::block_time(h100, job, l);
+  CHECK(apart.forward.memory - with.forward.memory == doctest::Approx(pp::memory_seconds(h100, (72 - 8) * values, 0)));
+  CHECK(apart.input.memory - with.input.memory == doctest::Approx(pp::memory_seconds(h100, (124 - 16) * values, 0)));
 }
 
 TEST_CASE("eager kernels of a GPT move more bytes backward than fused ones, and as many forward") {
@@ -243,7 +221,7 @@ TEST_CASE("eager kernels of a GPT move more bytes backward than fused ones, and 
   job.seq = 2048;
   const auto moved = [&](bool fused, pp::attention_kernel attention) {
     job.program.fused = fused, job.program.attention = attention;
-    return pp::detail::elementwise_bytes(job, pp::rank_sizes(job, pp::parse_layout("dp=8", "x")));
+    return pp::detail::elementwise_bytes(job, pp::rank_sizes(job, layout_of("dp=8")));
   };
   using enum pp::attention_kernel;
   CHECK(moved(false, flash2).forward() == moved(true, flash2).forward());
@@ -253,7 +231,6 @@ TEST_CASE("eager kernels of a GPT move more bytes backward than fused ones, and 
 }
 
 TEST_CASE("better hardware never makes a step slower") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = large_job(512, "megatron");
   const char* layouts[] = {"tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8", "tp=16,dp=64,zero=3,recompute=full",
                            "tp=8,pp=16,dp=8,schedule=1f1b,recompute=selective"};
@@ -270,14 +247,14 @@ TEST_CASE("better hardware never makes a step slower") {
     for (std::size_t i = 0; i < std::size(better); ++i) {
       CAPTURE(text);
       CAPTURE(i);
-      pp::hardware m = h;
+      pp::hardware m = h100;
       better[i](m);
-      CHECK(seconds(m, job, text) <= seconds(h, job, text));
+      CHECK(seconds(m, job, text) <= seconds(h100, job, text));
     }
   // Twice the batch takes less than twice the time, but more than one and a half times.
   for (const char* text : layouts) {
-    CHECK(seconds(h, large_job(1024), text) < 2 * seconds(h, large_job(512), text));
-    CHECK(seconds(h, large_job(1024), text) > 1.5 * seconds(h, large_job(512), text));
+    CHECK(seconds(h100, large_job(1024), text) < 2 * seconds(h100, large_job(512), text));
+    CHECK(seconds(h100, large_job(1024), text) > 1.5 * seconds(h100, large_job(512), text));
   }
 }
 
@@ -286,11 +263,11 @@ TEST_CASE("no step is shorter than its messages on the wire, and a slower networ
   for (const char* text : {"tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8", "tp=8,pp=16,dp=8,schedule=interleaved:2",
                            "tp=8,pp=16,dp=8,schedule=1f1b", "tp=8,pp=16,dp=8,schedule=zb_v"}) {
     CAPTURE(text);
-    const pp::training_layout l = pp::parse_layout(text, "x");
+    const pp::training_layout l = layout_of(text);
     double before = 0, simulated_before = 0;
     for (const double bandwidth : {400e9, 50e9, 5e9, 1e9, 1e8, 1e6}) {
       CAPTURE(bandwidth);
-      pp::hardware h = pp::hardware_called("h100", "x");
+      pp::hardware h = h100;
       h.levels[1].bandwidth = bandwidth, h.levels[1].message_bandwidth = 0;
       const pp::layout_price priced = pp::price(h, job, l);
       const double bytes = 2.0 * 8192 * static_cast<double>(job.model.hidden) / static_cast<double>(l.tp * l.cp);
@@ -306,36 +283,30 @@ TEST_CASE("no step is shorter than its messages on the wire, and a slower networ
 }
 
 TEST_CASE("tensor parallelism copies what it gathers and scatters of several sequences, four times in a block") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   pp::training_job job = large_job(64, "plait");
-  const auto memory = [&](const char* text) {
-    return pp::block_time(h, job, pp::parse_layout(text, "x")).forward.memory;
-  };
+  const auto memory = [&](const char* text) { return pp::block_time(h100, job, layout_of(text)).forward.memory; };
   const double packed = memory("tp=8,microbatch=2"), one = memory("tp=8"), whole = memory("tp=8,sequence_parallel=0");
   job.program.packs = false;
   CHECK(packed - memory("tp=8,microbatch=2") ==
-        doctest::Approx(4 * pp::memory_seconds(h, 2 * 2.0 * 2 * 8192 * static_cast<double>(job.model.hidden), 1)));
+        doctest::Approx(4 * pp::memory_seconds(h100, 2 * 2.0 * 2 * 8192 * static_cast<double>(job.model.hidden), 1)));
   CHECK(one == memory("tp=8"));  // the gathered layout of one sequence is its own
   CHECK(whole == memory("tp=8,sequence_parallel=0"));
 }
 
 TEST_CASE("published steps of H100 in bf16 are within 8 %") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   // NVIDIA/dgxc-benchmarking@v25.04.02 llama3.1/README.md
-  CHECK(seconds(h, large_job(512), "tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8") ==
+  CHECK(seconds(h100, large_job(512), "tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8") ==
         doctest::Approx(19.84).epsilon(0.08));
-  pp::training_job job = large_job(128);
-  job.model = plait::plan_shape(plait::llama_preset_config("llama-3.1-8b"));
-  CHECK(seconds(h, job, "cp=2,dp=4") == doctest::Approx(12.27).epsilon(0.08));
+  pp::training_job job = llama_job("llama-3.1-8b", 128, 8192, "nemo");
+  CHECK(seconds(h100, job, "cp=2,dp=4") == doctest::Approx(12.27).epsilon(0.08));
   job.program.products = pp::number_kind::fp8;
-  CHECK(seconds(h, job, "cp=2,dp=4") == doctest::Approx(9.33).epsilon(0.08));
+  CHECK(seconds(h100, job, "cp=2,dp=4") == doctest::Approx(9.33).epsilon(0.08));
 }
 
 TEST_CASE("published steps of B200 and GB200 in fp8, none of which was fitted, are within 12 %") {
   // NVIDIA-NeMo/Megatron-Bridge docs/performance-summary-archive.md, 25.09 and 25.11, from tokens per second
   const pp::hardware b200 = pp::hardware_called("b200", "x"), gb200 = pp::hardware_called("gb200", "x");
-  pp::training_job job = large_job(64), small = large_job(128), large = large_job(1536);
-  small.model = plait::plan_shape(plait::llama_preset_config("llama-3-8b"));
+  pp::training_job job = large_job(64), small = llama_job("llama-3-8b", 128, 8192, "nemo"), large = large_job(1536);
   for (pp::training_job* of : {&job, &small, &large}) of->program.products = pp::number_kind::fp8;
   CHECK(seconds(b200, small, "dp=8,microbatch=2") == doctest::Approx(4.28).epsilon(0.12));
   CHECK(seconds(b200, job, "tp=4,cp=2,pp=8,dp=2,schedule=interleaved:8") == doctest::Approx(6.20).epsilon(0.12));
@@ -344,7 +315,6 @@ TEST_CASE("published steps of B200 and GB200 in fp8, none of which was fitted, a
 }
 
 TEST_CASE("formulas of pipelines are near the simulated schedules") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   for (const char* schedule :
        {"gpipe", "1f1b", "interleaved:2", "interleaved:4", "interleaved:8", "zb_h1", "zb_v", "automatic"})
     for (const std::int64_t m : {8, 16, 64}) {
@@ -352,19 +322,18 @@ TEST_CASE("formulas of pipelines are near the simulated schedules") {
       CAPTURE(m);
       const pp::training_job job = large_job(8 * m);
       const pp::layout_price p =
-          pp::price(h, job, pp::parse_layout(std::string("tp=8,cp=2,pp=8,dp=8,schedule=") + schedule, "x"));
-      CHECK(p.step() == doctest::Approx(pp::simulated_seconds(h, job, p)).epsilon(0.035));
+          pp::price(h100, job, layout_of(std::string("tp=8,cp=2,pp=8,dp=8,schedule=") + schedule));
+      CHECK(p.step() == doctest::Approx(pp::simulated_seconds(h100, job, p)).epsilon(0.035));
     }
 }
 
 TEST_CASE("idle time and uneven stages are those of the simulated pipeline") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = large_job(512);
-  const pp::training_layout l = pp::parse_layout("tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8", "x");
-  const pp::pipeline_balance b = pp::balance_of(h, job, l);
-  CHECK(b.idle == doctest::Approx(pp::simulated_timeline(h, job, l).idle()));
+  const pp::training_layout l = layout_of("tp=8,cp=2,pp=8,dp=8,schedule=interleaved:8");
+  const pp::pipeline_balance b = pp::balance_of(h100, job, l);
+  CHECK(b.idle == doctest::Approx(pp::simulated_timeline(h100, job, l).idle()));
   // The bubble of the busiest rank hides the waits of the others.
-  const pp::layout_price p = pp::price(h, job, l);
+  const pp::layout_price p = pp::price(h100, job, l);
   CHECK(b.idle > p.seconds.bubble / p.step());
   CHECK(b.uneven > 0);
   CHECK(
@@ -374,12 +343,11 @@ TEST_CASE("idle time and uneven stages are those of the simulated pipeline") {
 }
 
 TEST_CASE("slow ranks and jitter lengthen a simulated step, more so with more replicas") {
-  const pp::hardware h = pp::hardware_called("h100", "x");
   const pp::training_job job = large_job(512);
-  const pp::training_layout l = pp::parse_layout("tp=8,cp=2,pp=8,dp=8,schedule=interleaved:2", "x");
-  const pp::layout_price priced = pp::price(h, job, l);
+  const pp::training_layout l = layout_of("tp=8,cp=2,pp=8,dp=8,schedule=interleaved:2");
+  const pp::layout_price priced = pp::price(h100, job, l);
   const auto seconds = [&](const pp::disturbance& d, std::int64_t replicas) {
-    return pp::step_on_links(h, job, priced, d, replicas);
+    return pp::step_on_links(h100, job, priced, d, replicas);
   };
   const double even = seconds({}, 1);
   const double jittered = seconds({.jitter = 0.02}, 1);
