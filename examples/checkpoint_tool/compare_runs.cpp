@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "commands.hpp"
-#include "paths.hpp"
 #include "plait/io/json.hpp"
 #include "plait/io/mapped_file.hpp"
 #include "plait/parallel/step_result.hpp"
+#include "steps.hpp"
 #include "table.hpp"
 
 namespace {

@@ -13,10 +13,9 @@
 #include <vector>
 
 #include "commands.hpp"
-#include "content.hpp"
-#include "paths.hpp"
 #include "plait/checkpoint/step_data.hpp"
 #include "plait/io/posix_file_system.hpp"
+#include "steps.hpp"
 #include "table.hpp"
 #include "tensor_difference.hpp"
 

@@ -12,11 +12,10 @@
 
 #include "../number_text.hpp"
 #include "commands.hpp"
-#include "content.hpp"
-#include "paths.hpp"
 #include "plait/checkpoint/safetensors.hpp"
 #include "plait/checkpoint/step_data.hpp"
 #include "plait/io/posix_file_system.hpp"
+#include "steps.hpp"
 #include "table.hpp"
 
 namespace {

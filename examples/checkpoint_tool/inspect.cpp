@@ -10,11 +10,10 @@
 
 #include "../number_text.hpp"
 #include "commands.hpp"
-#include "content.hpp"
-#include "paths.hpp"
 #include "plait/checkpoint/step_directory.hpp"
 #include "plait/io/json.hpp"
 #include "plait/io/posix_file_system.hpp"
+#include "steps.hpp"
 #include "table.hpp"
 
 namespace {
@@ -81,6 +80,45 @@ void inspect_folder(const std::string& path, bool json) {
   }
   fmt::print("{}", all.text());
   for (const std::string& leftover : leftovers) fmt::print("leftover of a writer: {}\n", printable(leftover));
+}
+
+/// The total of the tensors of one kind and one type of elements.
+struct kind_total {
+  std::string kind;
+  plait::safetensors_dtype dtype{};
+  std::uint64_t tensors = 0, boxes = 0, elements = 0, bytes = 0;
+};
+
+/// Returns the totals by kind and type, in the order in which a manifest has them.
+std::vector<kind_total> totals_of(const plait::manifest& saved) {
+  std::vector<kind_total> out;
+  for (const plait::stored_tensor& tensor : saved.tensors) {
+    const std::string_view kind = kind_of_tensor(tensor.name);
+    auto at = std::find_if(out.begin(), out.end(),
+                           [&](const kind_total& t) { return t.kind == kind && t.dtype == tensor.dtype; });
+    if (at == out.end()) at = out.insert(out.end(), {std::string(kind), tensor.dtype});
+    at->tensors += 1;
+    at->boxes += tensor.boxes.size();
+    at->bytes += bytes_of(tensor);
+    at->elements += bytes_of(tensor) / size_of(tensor.dtype);
+  }
+  return out;
+}
+
+/// The total of one writer.
+struct writer_total {
+  std::uint64_t boxes = 0, blobs = 0;
+  std::uint64_t data = 0;  ///< bytes after the header
+};
+
+/// Returns a total for each file of a manifest.
+std::vector<writer_total> writers_of(const plait::manifest& saved) {
+  std::vector<writer_total> out;
+  for (const plait::stored_file& file : saved.files) out.push_back({0, 0, file.bytes - file.header_bytes});
+  for (const plait::stored_tensor& tensor : saved.tensors)
+    for (const plait::stored_box& part : tensor.boxes) ++out[part.stored.file].boxes;
+  for (const plait::stored_blob& blob : saved.blobs) ++out[blob.stored.file].blobs;
+  return out;
 }
 
 /// The largest of the writers' bytes over their mean.

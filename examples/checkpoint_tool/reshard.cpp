@@ -13,13 +13,12 @@
 
 #include "../number_text.hpp"
 #include "commands.hpp"
-#include "content.hpp"
-#include "paths.hpp"
 #include "plait/checkpoint/boxes.hpp"
 #include "plait/checkpoint/share.hpp"
 #include "plait/checkpoint/step_data.hpp"
 #include "plait/checkpoint/step_directory.hpp"
 #include "plait/io/posix_file_system.hpp"
+#include "steps.hpp"
 #include "table.hpp"
 
 namespace {

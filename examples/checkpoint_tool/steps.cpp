@@ -1,12 +1,16 @@
-#include "paths.hpp"
+#include "steps.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <optional>
-#include <string_view>
 #include <system_error>
+#include <variant>
 
 #include "plait/checkpoint/step_directory.hpp"
+#include "plait/io/json.hpp"
 #include "plait/io/posix_file_system.hpp"
 
 namespace {
@@ -50,4 +54,29 @@ bool lies_in(const std::string& directory, const std::string& other) {
   const auto inner = std::filesystem::weakly_canonical(directory, fault),
              outer = std::filesystem::canonical(other, fault);
   return !fault && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
+std::string_view kind_of_tensor(std::string_view name) {
+  constexpr std::string_view before = "optim.";
+  if (!name.starts_with(before)) return "weights";
+  return name.substr(std::max(before.size(), name.find_last_of('.') + 1));
+}
+
+std::uint64_t bytes_of(const plait::stored_tensor& tensor) {
+  return plait::safetensors_bytes(tensor.shape, tensor.dtype).value();  // the manifest was checked
+}
+
+std::uint64_t bytes_of(const plait::manifest& saved) {
+  std::uint64_t bytes = 0;
+  for (const plait::stored_file& file : saved.files) bytes += file.bytes;
+  return bytes;
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, "x"));
+}
+
+std::string scalar_text(const plait::stored_scalar& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) return plait::json_string(*text);
+  return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
 }
