@@ -125,7 +125,6 @@ void measure_ring(cuda& device, const options& o, parts& all, const libraries& t
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (bench::no_gpu()) return 77;
   return bench::run_main(count, arguments, {"--tokens"}, [](const options& o, parts& all) {
     cuda device;
     libraries there;

@@ -23,7 +23,6 @@ class pairs {
       : device(where), o_(o), tokens(s.tokens), model(s.model), microbatches(s.microbatches) {}
 
   bool wants(const std::string& name) const { return o_.wants("choice." + name); }
-  int sets(double bytes) const { return o_.tiny ? 2 : static_cast<int>(std::clamp(256e6 / bytes + 1, 1.0, 8.0)); }
   template <class Own, class Other>
   void add(const std::string& name, const std::string& other_is, int sets, double calls, Own own, Other other) {
     const std::string id = "choice." + name;
@@ -43,7 +42,7 @@ void add_rope(pairs& c, std::int64_t table_rows) {
   const std::int64_t head = c.model.head_dim, heads = c.model.kv_heads, width = heads * head;
   const std::int64_t row = (c.model.heads + 2 * heads) * head;
   const auto bytes = static_cast<double>(2 * 2 * c.tokens * width);
-  const int sets = c.sets(bytes);
+  const int sets = c.o_.sets(bytes);
   const auto qkv = random_arrays<bf16>(c.device, c.tokens * row, sets);
   const auto keys = random_arrays<bf16>(c.device, c.tokens * width, sets);
   const auto cosine = random_arrays<float>(c.device, table_rows * head / 2, 1),
@@ -66,7 +65,7 @@ void add_rope(pairs& c, std::int64_t table_rows) {
 void add_residual_norm(pairs& c) {
   if (!c.wants("residual_norm")) return;
   const std::int64_t rows = c.tokens, columns = c.model.hidden, n = rows * columns;
-  const int sets = c.sets(static_cast<double>(4 * 2 * n));
+  const int sets = c.o_.sets(static_cast<double>(4 * 2 * n));
   const auto x = random_arrays<bf16>(c.device, n, sets), addend = random_arrays<bf16>(c.device, n, sets);
   const auto weight = random_arrays<bf16>(c.device, columns, 1);
   const arrays<bf16> sum(c.device, n, sets), y(c.device, n, sets);
@@ -256,7 +255,6 @@ void measure(cuda& device, const options& o, parts& all) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (bench::no_gpu()) return 77;
   return bench::run_main(count, arguments, {"--tokens"}, [](const options& o, parts& all) {
     cuda device;
     measure(device, o, all);

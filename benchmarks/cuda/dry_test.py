@@ -4,6 +4,7 @@ run.sh runs the programs at tiny sizes. The table must have every row, with the 
 derives. Then the table is made from results that this test writes. The page of expected figures must equal the output of
 expected.py.
 """
+import contextlib
 import json
 import os
 import pathlib
@@ -80,6 +81,18 @@ class Run(unittest.TestCase):
                                self.home / "build", "--results", self.home / "tables", "--python", self.home / "python",
                                *more], capture_output=True, text=True, env=environment)
 
+    @contextlib.contextmanager
+    def standing_in(self, program: str, text: str):
+        """Replaces a program by a script, and brings back the program and all results afterwards."""
+        file = self.home / f"build/bench_cuda_{program}"
+        kept = {path: path.read_text() for path in (file, *(self.home / "out").glob("*.jsonl"))}
+        script(file, text)
+        try:
+            yield
+        finally:
+            for path, content in kept.items():
+                path.write_text(content)
+
     def test_every_row_is_there(self) -> None:
         self.assertEqual(self.done.returncode, 0, self.done.stdout + self.done.stderr)
         self.assertIn("0 rows missing", self.done.stdout)
@@ -130,21 +143,14 @@ class Run(unittest.TestCase):
         self.assertEqual(self.run_script("linears").returncode, 0)
 
     def test_a_step_that_does_not_fit_is_measured_with_half_the_tokens(self) -> None:
-        program = self.home / "build/bench_cuda_step"
-        text = program.read_text()
-        script(program, """#!/bin/sh
+        with self.standing_in("step", """#!/bin/sh
 case "$*" in
   *8192*) echo '{"id": "step.2048.mfu", "value": 0.5, "seq": "'"$*"'"}' ;;
   *) echo 'out of memory' >&2; exit 1 ;;
 esac
-""")
-        before = (self.home / "out/step-2048.jsonl").read_text()
-        try:
+"""):
             done = self.run_script("step-2048")
-        finally:
-            script(program, text)
             after = (self.home / "out/step-2048.jsonl").read_text()
-            (self.home / "out/step-2048.jsonl").write_text(before)
         self.assertEqual(done.returncode, 1)
         self.assertIn("out of memory\nthe step failed with all tokens; again with 8192", done.stdout)
         self.assertEqual(json.loads(after)["seq"], "--seq 2048 --tokens 8192")
@@ -154,13 +160,8 @@ esac
         self.assertEqual(done.returncode, 1)
         self.assertIn("FAILED memory: not run, --limit is 4", done.stdout)
         self.assertIn("0 rows missing", done.stdout)  # those of the run before
-        slow = self.home / "build/bench_cuda_collective"
-        text = slow.read_text()
-        script(slow, "#!/bin/sh\nsleep 60\n")
-        try:
+        with self.standing_in("collective", "#!/bin/sh\nsleep 60\n"):
             done = self.run_script("collective", "--limit", "9")
-        finally:
-            script(slow, text)
         self.assertRegex(done.stdout, "FAILED collective: ran past its limit of [1-4] s")
         self.assertEqual(self.run_script("collective").returncode, 0)
 
@@ -179,22 +180,14 @@ esac
             self.assertIn(text, done.stderr)
 
     def test_rows_before_a_failure_are_kept(self) -> None:
-        program = self.home / "build/bench_cuda_step"
-        text = program.read_text()
-        script(program, """#!/bin/sh
+        with self.standing_in("step", """#!/bin/sh
 echo "$*" >>'%s'
 echo '{"id": "step.4096.mfu", "value": 0.5}'
 echo 'no times of kernels' >&2
 exit 1
-""" % (self.home / "calls"))
-        results = self.home / "out/step-4096.jsonl"
-        before = results.read_text()
-        try:
+""" % (self.home / "calls")):
             done = self.run_script("step-4096")
-        finally:
-            script(program, text)
-            after = results.read_text()
-            results.write_text(before)
+            after = (self.home / "out/step-4096.jsonl").read_text()
         self.assertEqual(done.returncode, 1)
         self.assertIn("FAILED step-4096: exit code 1", done.stdout)
         self.assertEqual(json.loads(after)["value"], 0.5)

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -71,6 +72,8 @@ struct options {
     return n;
   }
   int rounds() const { return tiny ? 2 : quick ? 5 : 11; }
+  /// Returns how many sets of `bytes` of arrays a call uses in turn: together four times as large as the largest cache.
+  int sets(double bytes) const { return tiny ? 2 : static_cast<int>(std::clamp(256e6 / bytes + 1, 1.0, 8.0)); }
   /// Whether to measure `id`, or ids that begin with it.
   bool wants(const std::string& id) const {
     return id.compare(0, only.size(), only) == 0 || only.compare(0, id.size(), id) == 0;
@@ -110,6 +113,11 @@ class row {
  private:
   std::string line_;
 };
+
+/// Returns the host's time in seconds.
+inline double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 inline double median(std::vector<double> values) {
   const std::size_t middle = values.size() / 2;
@@ -249,18 +257,17 @@ arrays<T> random_arrays(cuda& device, std::int64_t n, int sets, double low = -1,
 /// The main function of a program. It calls `body(device, options, parts)`. Without a GPU the exit code is 77.
 template <class Body>
 int run_main(int count, char** arguments, const std::vector<std::string>& known, Body&& body) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::fputs("no CUDA device\n", stderr);
+    return 77;
+  }
   parts all;
   all.run(count > 0 ? arguments[0] : "benchmark", [&] {
     const options o = options::of(count, arguments, known);
     body(o, all);
   });
   return all.exit_code();
-}
-inline bool no_gpu() {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) return false;
-  std::fputs("no CUDA device\n", stderr);
-  return true;
 }
 
 /// The model whose shapes are measured, the tokens of a microbatch, and the microbatches of a step.

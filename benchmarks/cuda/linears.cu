@@ -200,7 +200,6 @@ void measure_all(cuda& device, const options& o, parts& all) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (bench::no_gpu()) return 77;
   return bench::run_main(count, arguments, {"--tokens"}, [](const options& o, parts& all) {
     cuda device;
     measure_all(device, o, all);

@@ -10,17 +10,12 @@ namespace {
 using namespace bench;
 namespace kernels = plait::kernels;
 
-/// The calls to measure. `sets` is the number of sets of arrays that a call uses in turn: together four times as large
-/// as the largest cache.
+/// The calls to measure.
 class calls {
  public:
   calls(cuda& where, const options& o, const shapes& s)
       : device(where), o_(o), tokens(s.tokens), model(s.model), microbatches(static_cast<double>(s.microbatches)) {}
 
-  int sets(double bytes) const {
-    if (o_.tiny) return 2;
-    return static_cast<int>(std::clamp(256e6 / bytes + 1, 1.0, 8.0));
-  }
   bool wants(const std::string& name) const { return o_.wants("memory." + name); }
   template <class Run>
   void add(const std::string& name, double bytes, int sets, double step_calls, Run run) {
@@ -54,7 +49,7 @@ void add_norms(calls& c) {
   if (!c.wants("rms_norm") && !c.wants("layer_norm")) return;
   const std::int64_t rows = c.tokens, columns = c.model.hidden, n = rows * columns;
   const auto size = static_cast<double>(n), r = static_cast<double>(rows), w = static_cast<double>(columns);
-  const int sets = c.sets(2 * bf * size);
+  const int sets = c.o_.sets(2 * bf * size);
   const auto x = random_arrays<bf16>(c.device, n, sets), dy = random_arrays<bf16>(c.device, n, sets);
   const arrays<bf16> y(c.device, n, sets);
   const auto weight = random_arrays<bf16>(c.device, columns, 1), bias = random_arrays<bf16>(c.device, columns, 1);
@@ -97,7 +92,7 @@ void add_rope(calls& c, std::int64_t table_rows) {
   const std::int64_t turned = c.model.heads + c.model.kv_heads, half = c.model.head_dim / 2;
   const double bytes = 2 * bf * static_cast<double>(c.tokens * turned * c.model.head_dim) +
                        2 * f32 * static_cast<double>(table_rows * half);
-  const int sets = c.sets(bytes);
+  const int sets = c.o_.sets(bytes);
   const auto qkv = random_arrays<bf16>(c.device, c.tokens * width, sets);
   const auto cosine = random_arrays<float>(c.device, table_rows * half, 1);
   const auto sine = random_arrays<float>(c.device, table_rows * half, 1);
@@ -115,7 +110,7 @@ void add_elementwise(calls& c) {
   const std::int64_t n = c.tokens * c.model.hidden;
   const auto size = static_cast<double>(n);
   if (c.wants("residual_add") || c.wants("dropout")) {
-    const int sets = c.sets(2 * bf * size);
+    const int sets = c.o_.sets(2 * bf * size);
     const auto a = random_arrays<bf16>(c.device, n, sets), b = random_arrays<bf16>(c.device, n, sets);
     c.add("residual_add", 3 * bf * size, sets, 0, [=, &c](int i) { kernels::accumulate(c.device, a(i), b(i), n); });
     plait::box part;
@@ -127,7 +122,7 @@ void add_elementwise(calls& c) {
   if (c.wants("cast")) {
     const std::int64_t m = c.model.ffn * c.model.hidden;
     const double bytes = (f32 + bf) * static_cast<double>(m);
-    const int sets = c.sets(bytes);
+    const int sets = c.o_.sets(bytes);
     const auto x = random_arrays<float>(c.device, m, sets);
     const arrays<bf16> y(c.device, m, sets);
     c.add("cast", bytes, sets, 0, [=, &c](int i) { kernels::cast(c.device, x(i), y(i), m); });
@@ -154,7 +149,7 @@ void add_embedding(calls& c) {
   const auto w = static_cast<double>(width), t = static_cast<double>(c.tokens);
   const auto table = random_arrays<bf16>(c.device, vocab * width, 1);
   const auto gradient = random_arrays<float>(c.device, vocab * width, 1);
-  const int sets = c.sets(2 * bf * t * w);
+  const int sets = c.o_.sets(2 * bf * t * w);
   const auto y = random_arrays<bf16>(c.device, c.tokens * width, sets);
   for (const int same : {0, 50}) {
     const auto [ids, distinct] = token_ids(c, same);
@@ -250,7 +245,7 @@ void add_merge(calls& c, std::int64_t seq) {
   const std::int64_t n = c.tokens * c.model.heads * c.model.head_dim, rows = c.tokens * c.model.heads;
   const auto size = static_cast<double>(n), r = static_cast<double>(rows);
   const double bytes = (2 * f32 + bf) * size + 3 * f32 * r;
-  const int sets = c.sets(bytes);
+  const int sets = c.o_.sets(bytes);
   const auto o = random_arrays<float>(c.device, n, sets), lse = random_arrays<float>(c.device, rows, sets);
   const auto other = random_arrays<bf16>(c.device, n, sets), d_o = random_arrays<bf16>(c.device, n, sets);
   // cuDNN's attention makes these products itself, so a step calls this kernel only with plait's own attention.
@@ -305,7 +300,6 @@ void measure(cuda& device, const options& o, parts& all) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (bench::no_gpu()) return 77;
   return bench::run_main(count, arguments, {"--tokens"}, [](const options& o, parts& all) {
     cuda device;
     measure(device, o, all);

@@ -1,7 +1,6 @@
 // Measures a training step of a Llama in bf16 on one GPU, launched kernel by kernel and replayed as a graph: tokens per
 // second, utilisation, the time against that of its kernels, and memory. A step has forward, loss, backward, clipping
 // by the global norm and AdamW, with --microbatches N (8) of --tokens each.
-#include <chrono>
 #include <optional>
 
 #include "attention.hpp"
@@ -19,8 +18,6 @@ using namespace bench;
 using plait::context;
 
 constexpr double peak = 989.4e12;  ///< dense bf16 operations per second of an H100 SXM, by its data sheet
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 static __global__ void do_nothing() {}
 
@@ -246,7 +243,6 @@ void measure(const options& o, parts& all) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (bench::no_gpu()) return 77;
   return bench::run_main(count, arguments,
                          {"--tokens", "--seq", "--microbatches", "--attention", "--attention-sums", "--products"},
                          measure);
