@@ -39,23 +39,22 @@ struct options {
   bool json = false;
 };
 
-/// Properties that are both options and columns, in the order in which they are set.
-constexpr const char* property_names[] = {"model", "cluster", "program", "precision", "seq", "batch", "batch_tokens"};
+/// Properties that are both options and columns, in the order in which they are set: the option, the column, the help.
+struct shared_property {
+  const char *option, *name, *help;
+};
+constexpr shared_property properties[] = {
+    {"--model", "model", "a preset, llama-3-70b or llama-3-405b, or a Hugging Face config.json"},
+    {"--cluster", "cluster", "hardware and its number, as in h100:16384; a description is a path that ends in .json"},
+    {"--program", "program", "whose facts are priced: plait, megatron, nemo, fsdp and others (default plait)"},
+    {"--precision", "precision", "of the products: f32, bf16 or fp8 (default bf16)"},
+    {"--seq", "seq", "tokens of a sequence, as in 8192 or 8k (k is 2^10)"},
+    {"--batch", "batch", "sequences of a step"},
+    {"--batch-tokens", "batch_tokens",
+     "tokens of a step, as in 16M, in place of --batch (k, M and G are 2^10, 2^20 and 2^30)"}};
 
 void declare(CLI::App& app, options& opt) {
-  const std::map<std::string, std::string> help{
-      {"model", "a preset, llama-3-70b or llama-3-405b, or a Hugging Face config.json"},
-      {"cluster", "hardware and its number, as in h100:16384; a description is a path that ends in .json"},
-      {"program", "whose facts are priced: plait, megatron, nemo, fsdp and others (default plait)"},
-      {"precision", "of the products: f32, bf16 or fp8 (default bf16)"},
-      {"seq", "tokens of a sequence, as in 8192 or 8k (k is 2^10)"},
-      {"batch", "sequences of a step"},
-      {"batch_tokens", "tokens of a step, as in 16M, in place of --batch (k, M and G are 2^10, 2^20 and 2^30)"}};
-  for (const char* name : property_names) {
-    std::string option = name;
-    std::replace(option.begin(), option.end(), '_', '-');
-    app.add_option("--" + option, opt.properties[name], help.at(name));
-  }
+  for (const shared_property& p : properties) app.add_option(p.option, opt.properties[p.name], p.help);
   app.add_option("--layout", opt.layout, "prices one layout, as in tp=8,pp=16,dp=128,schedule=interleaved:2");
   app.add_option("--layouts", opt.layouts, "prices the rows of a CSV file; its columns may replace all options");
   app.add_option("--tp", opt.search.tp, "the extents to search, as in 4,8")->delimiter(',');
@@ -276,11 +275,8 @@ int run(int argc, char** argv) {
   std::vector<property> given;
   if (!opt.properties["batch"].empty() && !opt.properties["batch_tokens"].empty())
     plait::fail("--batch and --batch-tokens are both given; one says the other");
-  for (const std::string name : property_names) {
-    std::string option = "--" + name;
-    std::replace(option.begin(), option.end(), '_', '-');
-    if (!opt.properties[name].empty()) given.push_back({name, opt.properties[name], option});
-  }
+  for (const shared_property& p : properties)
+    if (!opt.properties[p.name].empty()) given.push_back({p.name, opt.properties[p.name], p.option});
   if (!opt.layouts.empty()) {
     fmt::print("{}", price_rows(opt.layouts, given));
     return 0;

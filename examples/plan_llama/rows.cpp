@@ -6,7 +6,6 @@
 #include <array>
 #include <map>
 #include <string_view>
-#include <tuple>
 
 #include "plait/io/mapped_file.hpp"
 #include "plait/models/llama_config_json.hpp"
@@ -174,26 +173,18 @@ std::string price_cells(const request& r) {
   const pp::layout_price p = pp::price(r.machine, r.job, l);
   const pp::step_split& s = p.seconds;
   const pp::memory_split& m = p.memory;
-  return fmt::format(
-      "{},{:.6g},{:.6g},{:.4f},{:.4f},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:."
-      "6g},"
-      "{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},{},",
-      l.ranks(), p.step(), r.job.tokens() / p.step(), pp::utilisation(r.machine, r.job, l, p.step()),
-      pp::utilisation(r.machine, r.job, l, p.step(), r.job.model.visible(r.job.seq)), s.products, s.attention, s.memory,
-      s.recompute, s.tensor, s.context, s.experts, s.bubble, s.data, s.optimizer, s.offload, s.straggling, s.turns,
-      m.total(), m.weights, m.gradients, m.optimizer, m.activations, m.logits, m.working, m.buffers, m.host,
-      p.fits ? 1 : 0);
+  std::string cells = fmt::format("{},{:.6g},{:.6g},{:.4f},{:.4f},", l.ranks(), p.step(), r.job.tokens() / p.step(),
+                                  pp::utilisation(r.machine, r.job, l, p.step()),
+                                  pp::utilisation(r.machine, r.job, l, p.step(), r.job.model.visible(r.job.seq)));
+  for (const double part :
+       {s.products,  s.attention,   s.memory,  s.recompute,  s.tensor,  s.context, s.experts, s.bubble,
+        s.data,      s.optimizer,   s.offload, s.straggling, s.turns,   m.total(), m.weights, m.gradients,
+        m.optimizer, m.activations, m.logits,  m.working,    m.buffers, m.host})
+    cells += fmt::format("{:.6g},", part);
+  return cells + (p.fits ? "1," : "0,");
 }
 
-/// Reads --cluster, "h100:16384" or "my.json:64", as a machine and the number of its accelerators.
-std::pair<pp::hardware, std::int64_t> parse_cluster(const std::string& text, const std::string& flag) {
-  pp::cluster read = pp::load_cluster(text, flag);
-  if (read.accelerators == 0)
-    plait::fail({flag, ": '", text, "' names no number of accelerators, as in h100:16384 or my.json:64"});
-  return {std::move(read.machine), read.accelerators};
-}
-
-using known_clusters = std::map<std::string, std::pair<pp::hardware, std::int64_t>>;  // a file of them is read once
+using known_clusters = std::map<std::string, pp::cluster>;  // a file of them is read once
 
 void set_property(request& r, const property& given, known_clusters& clusters) {
   const auto& [name, value, flag] = given;
@@ -210,8 +201,10 @@ void set_property(request& r, const property& given, known_clusters& clusters) {
     }
   } else if (name == "cluster") {
     auto known = clusters.find(value);
-    if (known == clusters.end()) known = clusters.emplace(value, parse_cluster(value, flag)).first;
-    std::tie(r.machine, r.accelerators) = known->second;
+    if (known == clusters.end()) known = clusters.emplace(value, pp::load_cluster(value, flag)).first;
+    r.machine = known->second.machine, r.accelerators = known->second.accelerators;
+    if (r.accelerators == 0)
+      plait::fail({flag, ": '", value, "' names no number of accelerators, as in h100:16384 or my.json:64"});
   } else if (name == "program") {
     r.job.program = pp::software_called(value, flag);
   } else if (name == "seq") {

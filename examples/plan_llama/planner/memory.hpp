@@ -16,7 +16,6 @@
 #include "plan_llama/planner/block_time.hpp"
 #include "plan_llama/planner/parse_layout.hpp"
 #include "plan_llama/planner/pipeline_time.hpp"
-#include "plan_llama/planner/stage_split.hpp"
 
 namespace plait::planner {
 
