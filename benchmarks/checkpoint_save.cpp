@@ -123,28 +123,15 @@ struct times {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::int64_t megabytes = 768, rounds = 5;
-  std::string directory = "build", json, io = "auto";
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string option = argv[i];
-    if (option == "--megabytes")
-      megabytes = std::atoll(argv[i + 1]);
-    else if (option == "--rounds")
-      rounds = std::atoll(argv[i + 1]);
-    else if (option == "--rows")
-      rows = std::atoll(argv[i + 1]);
-    else if (option == "--io")
-      io = argv[i + 1];
-    else if (option == "--directory")
-      directory = argv[i + 1];
-    else if (option == "--json")
-      json = argv[i + 1];
-    else
-      return std::fprintf(stderr, "unknown option %s\n", argv[i]), 2;
-  }
+int main(int argc, char** argv) try {
+  const bench::numbers given(argc, argv);
+  given.only({"--megabytes", "--rounds", "--rows", "--io", "--directory", "--json"});
+  const std::int64_t megabytes = given.of("--megabytes", 768), rounds = given.of("--rounds", 5);
+  rows = given.of("--rows", rows);
+  const std::string json = given.text("--json", ""), io = given.text("--io", "auto");
   const std::int64_t matrices = std::max<std::int64_t>(1, megabytes * (1 << 20) / (rows * columns * 4));
-  directory += "/benchmark-checkpoint";  // a folder of its own, because it is removed
+  // A folder of its own, because it is removed.
+  const std::string directory = given.text("--directory", "build") + "/benchmark-checkpoint";
   std::filesystem::remove_all(directory);
   std::filesystem::create_directories(directory + "/raw");
   times t;
@@ -162,6 +149,11 @@ int main(int argc, char** argv) {
         s = longest(s);
         if (ranks.rank() == 0 && counts) to.push_back(s);
       };
+      const auto cold = [&] {
+        longest(0);
+        if (ranks.rank() == 0) forget(directory);
+        longest(0);
+      };
       matrices_of mine(ctx, matrices);
       static byte_buffer staged[4];
       byte_buffer& to = staged[ranks.rank()];
@@ -173,8 +165,7 @@ int main(int argc, char** argv) {
       const auto number = static_cast<std::uint64_t>(2 * round + 1);
       saver.save(ctx, number, {.tensors = mine.held()});  // allocates the saver's memory
       saver.wait(ctx.device);
-      if (ranks.rank() == 0) forget(directory);
-      longest(0);
+      cold();
       saver.save(ctx, number + 1, {.tensors = mine.held()});
       const auto ended = saver.wait(ctx.device);
       if (!ended.at(0).failure.empty()) fail(ended[0].failure);
@@ -185,9 +176,7 @@ int main(int argc, char** argv) {
       if (ranks.rank() == 0) balance = 4 * most / all, saved_bytes = all;
 
       if (files.kind_of(raw)) files.remove_file(raw);
-      longest(0);
-      if (ranks.rank() == 0) forget(directory);
-      longest(0);
+      cold();
       add(t.copy, bench::seconds([&] {
             std::size_t at = 0;
             const std::size_t half = mine.parts[0].size() * sizeof(float) / 2;
@@ -199,18 +188,15 @@ int main(int argc, char** argv) {
               file->start_write(at, std::span<const std::byte>(to.data() + at, std::min(block, bytes - at)));
             file->sync();
           }));
-      if (ranks.rank() == 0) forget(directory);
-      longest(0);
+      cold();
       add(t.read, bench::seconds([&] {
             const auto file = files.open(raw);
             for (std::size_t at = 0; at < bytes; at += block)
               file->read(at, std::span(to.data() + at, std::min(block, bytes - at)));
           }));
-      if (ranks.rank() == 0) forget(directory);
-      longest(0);
+      cold();
       add(t.by_hand, bench::seconds([&] { read_by_hand(files, raw, {to.data(), bytes}); }));
-      if (ranks.rank() == 0) forget(directory);
-      longest(0);
+      cold();
       add(t.load, bench::seconds([&] {
             load_tensors(ctx, ranks, directory + "/steps", {.tensors = mine.held(), .in_place = true});
           }));
@@ -269,4 +255,7 @@ int main(int argc, char** argv) {
   target("resharded load over load", reshard / load, 1.2, true);
   target("bytes of a writer, most over mean", balance, 1.05, true);
   return missed == 0 ? 0 : 1;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "checkpoint_save: %s\n", e.what());
+  return 2;
 }

@@ -40,23 +40,25 @@ using plait::median;
 
 inline double least(const std::vector<double>& times) { return *std::min_element(times.begin(), times.end()); }
 
-/// The values of `--name value` pairs, all positive whole numbers.
+/// The values of `--name value` pairs, most of them positive whole numbers.
 class numbers {
  public:
   numbers(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) given_.emplace_back(argv[i]);
   }
+  /// Returns the text after `name`, or `otherwise`.
+  std::string text(const std::string& name, const std::string& otherwise) const {
+    const std::string* const value = after(name);
+    return value != nullptr ? *value : otherwise;
+  }
   /// Returns the number after `name`, or `otherwise`. Throws `plait::error` if it is not a positive whole number.
   std::int64_t of(const std::string& name, std::int64_t otherwise) const {
-    for (std::size_t i = 0; i + 1 < given_.size(); i += 2) {
-      if (given_[i] != name) continue;
-      char* end = nullptr;
-      const std::int64_t value = std::strtoll(given_[i + 1].c_str(), &end, 10);
-      if (*end != '\0' || value < 1)
-        plait::fail(name + " is " + given_[i + 1] + ", must be a whole number of at least 1");
-      return value;
-    }
-    return otherwise;
+    const std::string* const given = after(name);
+    if (given == nullptr) return otherwise;
+    char* end = nullptr;
+    const std::int64_t value = std::strtoll(given->c_str(), &end, 10);
+    if (*end != '\0' || value < 1) plait::fail(name + " is " + *given + ", must be a whole number of at least 1");
+    return value;
   }
   /// Throws `plait::error` for a name that is not in `known`, or that has no number.
   void only(const std::vector<std::string>& known) const {
@@ -70,6 +72,12 @@ class numbers {
   }
 
  private:
+  const std::string* after(const std::string& name) const {
+    for (std::size_t i = 0; i + 1 < given_.size(); i += 2)
+      if (given_[i] == name) return &given_[i + 1];
+    return nullptr;
+  }
+
   std::vector<std::string> given_;
 };
 

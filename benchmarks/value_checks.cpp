@@ -10,8 +10,8 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategy.hpp"
-#include "plait/parallel/train_step.hpp"
 #include "timing.hpp"
+#include "training.hpp"
 
 namespace {
 
@@ -29,23 +29,12 @@ step_times measure(const llama_config& config, std::int64_t rounds) {
   threads::run(4, [&](threads::communicator c) {
     world w(mesh.shape(), c);
     cpu device;
-    const context<cpu> ctx{device, w, llama_sizes<S>(config, mesh.shape(), 16, 256), 1};
-    llama<float, S> model(ctx, config);
-    model.visit([&](auto& p) { p.initialize(ctx); });
-    adamw<float> optimizer;
-    training_step step(ctx, model, optimizer, 1, 1.0);
+    context<cpu> ctx{device, w, llama_sizes<S>(config, mesh.shape(), 16, 256), 1};
+    bench::training<llama<float, S>> model(ctx, config, 1);
     for (std::int64_t i = 0; i < 2 * rounds + 2; ++i) {  // two warm up
       const bool checks = i % 2 != 0;
       w.checks().set(checks ? value_check::always : value_check::off);
-      double used = bench::processor_seconds([&] {
-        step.load(ctx, 16 * i, [&](std::int64_t, host_tokens& ids, host_tokens& labels) {
-          for (std::int64_t k = 0; k < ids.size(); ++k)
-            labels.data()[k] = ((ids.data()[k] = (k * 31 + i) % config.vocab) + 1) % config.vocab;
-        });
-        optimizer.begin_step(ctx, 1e-3);
-        step.run(ctx);
-        step.result(ctx);
-      });
+      double used = bench::processor_seconds([&] { model.step(); });
       used = all_reduce_scalar(ctx, used, reduce_op::sum);
       if (c.rank() == 0 && i >= 2) found.of[checks].push_back(used);
     }
