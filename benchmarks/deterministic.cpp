@@ -14,6 +14,7 @@
 
 #include "meshed_llama.hpp"
 #include "plait/comm/threads.hpp"
+#include "plait/parallel/train_step.hpp"
 #include "timing.hpp"
 
 using namespace plait;

@@ -13,6 +13,7 @@
 
 #include "meshed_llama.hpp"
 #include "plait/comm/threads.hpp"
+#include "plait/parallel/train_step.hpp"
 #include "raw_linears.hpp"
 #include "timing.hpp"
 

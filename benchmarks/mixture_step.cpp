@@ -9,6 +9,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/mixture_llama.hpp"
 #include "plait/nn/moe/expert_mlp.hpp"
+#include "plait/parallel/train_step.hpp"
 #include "slow_link.hpp"
 #include "timing.hpp"
 #include "training.hpp"

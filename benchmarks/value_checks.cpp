@@ -10,6 +10,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/nn/strategy.hpp"
+#include "plait/parallel/train_step.hpp"
 #include "timing.hpp"
 #include "training.hpp"
 
