@@ -11,11 +11,12 @@
 
 import itertools
 import json
+import math
 import os
 import struct
 import sys
 
-SIZES = {"F32": 4, "BF16": 2, "F64": 8}
+import safetensors_file
 
 
 def require(condition, text):
@@ -39,8 +40,8 @@ def boxes(tensor):
 
 def gathered(step, saved, tensor):
     """The bytes of a whole tensor, joined row by row."""
-    size, shape = SIZES[tensor["dtype"]], tensor["shape"]
-    out = bytearray(size * product(shape))
+    size, shape = safetensors_file.SIZES[tensor["dtype"]], tensor["shape"]
+    out = bytearray(size * math.prod(shape))
     for offset, extent, file, position, length in boxes(tensor):
         with open(f"{step}/{saved['files'][file][0]}", "rb") as data:
             data.seek(position)
@@ -54,33 +55,9 @@ def gathered(step, saved, tensor):
     return bytes(out)
 
 
-def product(numbers):
-    out = 1
-    for n in numbers:
-        out *= n
-    return out
-
-
-def safetensors(path):
-    """Reads a file by the format's rules: names to dtype, shape, bytes."""
-    with open(path, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-        data = file.read()
-    require(header.pop("__metadata__", {}).get("format") == "pt", f"{path}: it does not say how its tensors lie")
-    end, out = 0, {}
-    for name, entry in header.items():
-        begin, after = entry["data_offsets"]
-        require(begin == end, f"{path}: a gap before {name}")
-        require(after - begin == SIZES[entry["dtype"]] * product(entry["shape"]), f"{path}: the length of {name}")
-        out[name] = entry["dtype"], entry["shape"], data[begin:after]
-        end = after
-    require(end == len(data), f"{path}: bytes behind the last tensor")
-    return out
-
-
 def exported(step, path, what=""):
-    saved, found = manifest(step), safetensors(path)
+    saved, (metadata, found) = manifest(step), safetensors_file.read(path)
+    require(metadata.get("format") == "pt", f"{path}: it does not say how its tensors lie")
     expected = {n: t for n, t in saved["tensors"].items() if not what or not n.startswith("optim.")}
     require(len(expected) > 10 and found.keys() == expected.keys(), f"{path}: it has {sorted(found)}")
     require(any(len(list(boxes(t))) > 1 for t in expected.values()), f"{step}: all its tensors are single boxes")
@@ -170,7 +147,7 @@ def inspected(step, path):
         kind = name.split(".")[-1] if name.startswith("optim.") else "weights"
         require(of["kind"] == kind, f"{path}: {of}")
         sums = totals.setdefault((kind, tensor["dtype"]), [0, 0, 0, 0])
-        for i, more in enumerate([1, n, product(tensor["shape"]), size]):
+        for i, more in enumerate([1, n, math.prod(tensor["shape"]), size]):
             sums[i] += more
     require({(t["kind"], t["dtype"]): [t[k] for k in ("tensors", "boxes", "elements", "bytes")]
              for t in found["totals"]} == totals, f"{path}: {found['totals']}")

@@ -5,8 +5,9 @@ tensor, and gate above up. In Meta's order the rows i and i + head_dim / 2 of a 
 """
 import json
 import pathlib
-import struct
 import sys
+
+import safetensors_file
 
 MEGATRON = {"input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
             "post_attention_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
@@ -21,34 +22,18 @@ TOP = {"megatron": {"model.embed_tokens.weight": "embedding.word_embeddings.weig
                 "lm_head.weight": "output.weight"}}
 
 
-def read(folder: pathlib.Path) -> dict:
-    data = (folder / "model.safetensors").read_bytes()
-    size, = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + size])
-    header.pop("__metadata__", None)
-    out = {}
-    for name, e in header.items():
-        begin, end = (8 + size + x for x in e["data_offsets"])
-        rows, width = e["shape"][0], (end - begin) // e["shape"][0]
-        out[name] = (e["dtype"], e["shape"][1:], [data[begin + i * width:begin + (i + 1) * width] for i in range(rows)])
-    return out
-
-
-def write(folder: pathlib.Path, tensors: dict) -> None:
-    header, body = {}, b""
-    for name, (dtype, rest, rows) in tensors.items():
-        data = b"".join(rows)
-        header[name] = {"dtype": dtype, "shape": [len(rows), *rest], "data_offsets": [len(body), len(body) + len(data)]}
-        body += data
-    text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
+def rows_of(tensor: tuple) -> tuple:
+    """The dtype, the shape of a row, and the bytes of each row."""
+    dtype, (rows, *rest), data = tensor
+    width = len(data) // rows
+    return dtype, rest, [data[i * width:(i + 1) * width] for i in range(rows)]
 
 
 source, order, out = pathlib.Path(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
 config = json.loads((source / "config.json").read_text())
 heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
 d = config.get("head_dim") or config["hidden_size"] // heads
-theirs = read(source)
+theirs = {name: rows_of(tensor) for name, tensor in safetensors_file.read(source / "model.safetensors")[1].items()}
 tensors = {TOP[order][name]: theirs[name] for name in TOP[order] if name in theirs}
 for i in range(config["num_hidden_layers"]):
     def of(name: str) -> tuple:
@@ -71,4 +56,5 @@ for i in range(config["num_hidden_layers"]):
         tensors[prefix + other] = of(name)
 out.mkdir()
 (out / "config.json").write_text((source / "config.json").read_text())
-write(out, tensors)
+safetensors_file.write(out / "model.safetensors", {name: (dtype, [len(rows), *rest], b"".join(rows))
+                                                   for name, (dtype, rest, rows) in tensors.items()})
