@@ -129,13 +129,11 @@ done
 # If all tokens have the same score, the first is drawn on any mesh.
 mkdir alike
 cp "$models/llama_mha/config.json" alike
-python3 - "$models/llama_mha/model.safetensors" alike/model.safetensors <<'PY'
-import json, struct, sys
-data = bytearray(open(sys.argv[1], "rb").read())
-size, = struct.unpack("<Q", data[:8])
-begin, end = json.loads(data[8:8 + size])["lm_head.weight"]["data_offsets"]
-data[8 + size + begin:8 + size + end] = bytes(end - begin)
-open(sys.argv[2], "wb").write(data)
+PYTHONPATH=$here/lib python3 - "$models/llama_mha/model.safetensors" alike/model.safetensors <<'PY' || fail "no such model"
+import safetensors_file, sys
+tensors = safetensors_file.read(sys.argv[1])[1]
+dtype, shape, data = tensors["lm_head.weight"]
+safetensors_file.write(sys.argv[2], tensors | {"lm_head.weight": (dtype, shape, bytes(len(data)))})
 PY
 for mesh in tp=1 tp=2; do
   begun "alike_$mesh" alike --steps 0 --mesh $mesh --sample 3 --temperature 0 --prompt x
