@@ -241,7 +241,7 @@ begin directory --init-from "$mha" --mesh dp=2
 for from in imported cut/step-00000000/ from_meta; do
   begin step --init-from $from --model "$mha/config.json" --mesh dp=2
   grep -q "^weights: those of '.*step-00000000', with a new optimizer$" step.out || fail "no source: $(cat step.out)"
-  [ "$(logs get step.jsonl weights_hash)" = "$(logs get directory.jsonl weights_hash)" ] || fail "$from: another run"
+  [ "$(hash_of step)" = "$(hash_of directory)" ] || fail "$from: another run"
 done
 for mesh in "dp=2,pp=2,tp=2" "tp=4" "dp=2 --data-parallel zero3"; do
   # shellcheck disable=SC2086  # a list of options
@@ -299,7 +299,7 @@ expect 0 verify again
 expect 0 diff $kept again/step-00000004
 train straight --steps 6 --sample 0 --mesh dp=2 --resume $cut --on-new-schedule follow
 train around --steps 6 --sample 0 --mesh dp=2 --resume by5 --on-new-schedule follow
-[ "$(logs get straight.jsonl weights_hash)" = "$(logs get around.jsonl weights_hash)" ] || fail "the step in other files is another state"
+[ "$(hash_of straight)" = "$(hash_of around)" ] || fail "the step in other files is another state"
 refused "FOLDER: step 4 is in 'by5' already" reshard $four by5
 refused "FOLDER: step 4 is in 'tp' already" reshard $four tp
 refused "FOLDER: 'tp/step-00000004/x' lies in the step itself" reshard $four $four/x

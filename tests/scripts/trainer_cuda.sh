@@ -111,24 +111,20 @@ trainer=$stand_in
 gpu="--device cuda --held-out 0.001"
 # shellcheck disable=SC2086
 {
-  train gpu $gpu --mesh dp=2,tp=2 --sample 20
-  logs same cpu.jsonl gpu.jsonl 1e-4
-  [ "$(sed -n '/^sampled text:$/,$p' cpu.out)" = "$(sed -n '/^sampled text:$/,$p' gpu.out)" ] || fail "another text"
+  against cpu 1e-4 gpu $gpu --mesh dp=2,tp=2 --sample 20
+  [ "$(sampled cpu)" = "$(sampled gpu)" ] || fail "another text"
   [ "$(logs get cpu.jsonl bytes_sent)" = "$(logs get gpu.jsonl bytes_sent)" ] || fail "other bytes than the CPU"
   grep -q "^on stand-in, attention: plait's, no graph" gpu.out || fail "the device is not printed: $(cat gpu.out)"
   grep -q "^peak: not known for float of 'stand-in'; give --peak-tflops" gpu.out || fail "the peak: $(cat gpu.out)"
   ! grep -q 'comm ' gpu.err || fail "a share of communication that was not measured: $(cat gpu.err)"
 
-  train gpu_pp --device cuda --mesh pp=2,cp=2,tp=2 --micro-batch 2 --sample 0 --recompute selective
-  logs same cpu_all.jsonl gpu_pp.jsonl 1e-4
+  against cpu_all 1e-4 gpu_pp --device cuda --mesh pp=2,cp=2,tp=2 --micro-batch 2 --sample 0 --recompute selective
 
   trained_model=experts.json
-  train gpu_experts $experts --device cuda --mesh ep=2,tp=2 --micro-batch 2
-  logs same cpu_experts.jsonl gpu_experts.jsonl 1e-4
+  against cpu_experts 1e-4 gpu_experts $experts --device cuda --mesh ep=2,tp=2 --micro-batch 2
   unset trained_model
 
-  train gpu_apart $gpu --mesh dp=2,cp=2 --documents apart --end-of-document 10 --sample 5
-  logs same cpu_apart.jsonl gpu_apart.jsonl 1e-4
+  against cpu_apart 1e-4 gpu_apart $gpu --mesh dp=2,cp=2 --documents apart --end-of-document 10 --sample 5
 
   # A replayed step equals the step.
   train plain --device cuda --precision bf16 --sample 0 --graph off --peak-tflops 1
@@ -136,11 +132,10 @@ gpu="--device cuda --held-out 0.001"
   logs check plain.jsonl 5 falls
   grep -q 'MFU' plain.err || fail "no MFU on the GPU: $(cat plain.err)"
   grep -q 'each step replayed as a graph' graph.out || fail "no graph: $(cat graph.out)"
-  [ "$(logs get graph.jsonl weights_hash)" = "$(logs get plain.jsonl weights_hash)" ] || fail "a graph computes otherwise"
+  [ "$(hash_of graph)" = "$(hash_of plain)" ] || fail "a graph computes otherwise"
   for what in optimizer activations both; do
     train offload --device cuda --precision bf16 --sample 0 --graph on --offload $what
-    [ "$(logs get offload.jsonl weights_hash)" = "$(logs get plain.jsonl weights_hash)" ] ||
-      fail "--offload $what computes otherwise"
+    [ "$(hash_of offload)" = "$(hash_of plain)" ] || fail "--offload $what computes otherwise"
   done
 
   # Saving between replays changes no result. A run resumes with the same bits, replayed or not, offloaded or not; on
@@ -176,8 +171,7 @@ gpu="--device cuda --held-out 0.001"
   done
   train plain_ranks --device cuda --precision bf16 --sample 0 --mesh dp=2,tp=2
   for how in "--data-parallel zero2" "--data-parallel zero3 --reduce-in float" "--optimizer adamw --moments int8"; do
-    train narrow_ranks $narrow --mesh dp=2,tp=2 $how
-    logs same plain_ranks.jsonl narrow_ranks.jsonl 2e-2
+    against plain_ranks 2e-2 narrow_ranks $narrow --mesh dp=2,tp=2 $how
   done
   rm -f onwards.jsonl
   train onwards $narrow --mesh pp=2 --micro-batch 4 --resume states/step-00000003
@@ -196,16 +190,14 @@ gpu="--device cuda --held-out 0.001"
   cp products.txt kept.txt
   PLAIT_STAND_IN_DEVICES=2 train tuned $gpu --mesh dp=2 --backend nccl --sample 0 --products products.txt
   cmp -s products.txt kept.txt || fail "--products writes a file that is there"
-  [ "$(logs get measured.jsonl weights_hash)" = "$(logs get tuned.jsonl weights_hash)" ] || fail "other weights"
+  [ "$(hash_of measured)" = "$(hash_of tuned)" ] || fail "other weights"
   echo 'one: two' >>kept.txt
   refused "--products: 'kept.txt': line [0-9]* is not a product with its choice: 'one: two'" "$stand_in" --products kept.txt
 
   # One GPU for each rank; stages are replayed too.
-  PLAIT_STAND_IN_DEVICES=2 train nccl $gpu --mesh dp=2 --backend nccl --sample 5
-  logs same cpu.jsonl nccl.jsonl 1e-4
+  PLAIT_STAND_IN_DEVICES=2 against cpu 1e-4 nccl $gpu --mesh dp=2 --backend nccl --sample 5
   grep -q 'each step replayed as a graph' nccl.out || fail "no graph: $(cat nccl.out)"
-  PLAIT_STAND_IN_DEVICES=4 train nccl_pp --device cuda --mesh pp=2,tp=2 --micro-batch 2 --backend nccl --sample 0
-  logs same cpu_all.jsonl nccl_pp.jsonl 1e-4
+  PLAIT_STAND_IN_DEVICES=4 against cpu_all 1e-4 nccl_pp --device cuda --mesh pp=2,tp=2 --micro-batch 2 --backend nccl --sample 0
   grep -q 'each step replayed as a graph' nccl_pp.out || fail "no graph: $(cat nccl_pp.out)"
   trained_model=experts.json
   PLAIT_STAND_IN_DEVICES=2 train nccl_padded $experts --device cuda --mesh ep=2 --micro-batch 4 --backend nccl \

@@ -34,7 +34,7 @@ same() {
 
 one f --micro-batch 8
 one usual --micro-batch 8 --deterministic off
-[ "$(logs get f.jsonl weights_hash)" != "$(logs get usual.jsonl weights_hash)" ] || fail "--deterministic does nothing"
+[ "$(hash_of f)" != "$(hash_of usual)" ] || fail "--deterministic does nothing"
 logs losses usual.jsonl f.jsonl 2e-5
 same f accumulated --micro-batch 4
 same f accumulated4 --micro-batch 2
@@ -115,7 +115,7 @@ r="--dropout 0.1"
   one n $n --micro-batch 8
   same n n_cube $n --mesh dp=2,cp=2,tp=2 --micro-batch 2 --data-parallel zero3
   one r $r --micro-batch 8
-  [ "$(logs get r.jsonl weights_hash)" != "$(logs get f.jsonl weights_hash)" ] || fail "--dropout does nothing"
+  [ "$(hash_of r)" != "$(hash_of f)" ] || fail "--dropout does nothing"
   same r r_cube $r --mesh dp=2,cp=2,tp=2 --micro-batch 1 --data-parallel zero2
   same r r_pipes $r --mesh pp=2,dp=4 --micro-batch 1 --schedule zb_v
 }
@@ -133,7 +133,7 @@ t="--model tied.json"
 # shellcheck disable=SC2086
 {
   one t $t --micro-batch 8
-  [ "$(logs get t.jsonl weights_hash)" != "$(logs get f.jsonl weights_hash)" ] || fail "tied.json is not tied"
+  [ "$(hash_of t)" != "$(hash_of f)" ] || fail "tied.json is not tied"
   same t t_dp $t --mesh dp=2 --micro-batch 2 --data-parallel zero2
   same t t_zbv $t --mesh pp=2,dp=2 --micro-batch 1 --schedule zb_v --data-parallel zero1
   same t t_budget $t --mesh pp=2 --micro-batch 1 --schedule zb_v --recompute budget:300K
@@ -160,7 +160,7 @@ grep -q 'model\.' compared.out || fail "compare-runs names no parameter: $(cat c
 leaves=4,8,4 one other --micro-batch 8
 leaves=8,8,2 one coarser --micro-batch 8
 for name in other coarser; do
-  [ "$(logs get f.jsonl weights_hash)" != "$(logs get $name.jsonl weights_hash)" ] || fail "$name has the same sums"
+  [ "$(hash_of f)" != "$(hash_of $name)" ] || fail "$name has the same sums"
 done
 
 # Experts sharded over ranks, and a run that resumes on other ranks.

@@ -6,18 +6,13 @@
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 
-sampled() { sed -n '/^sampled text:$/,$p' "$1.out"; }
 sed 's/"num_hidden_layers": 2/"num_hidden_layers": 5/' config.json >deep.json
 common="--model deep.json --global-batch 16 --micro-batch 4 --held-out 0.002"
 
-# against TOLERANCE NAME ARGUMENTS...
-against() {
-  tolerance=$1
-  shift
-  # shellcheck disable=SC2086
-  train "$@"
-  logs same "one_$precision.jsonl" "$1.jsonl" "$tolerance"
-  grep -q ', as predicted from the types' "$1.out" || fail "$*: $(cat "$1.out")"
+# like_one TOLERANCE NAME ARGUMENTS...: like one rank, with the bytes that types predict.
+like_one() {
+  against "one_$precision" "$@"
+  grep -q ', as predicted from the types' "$2.out" || fail "$*: $(cat "$2.out")"
 }
 
 precision=double
@@ -25,15 +20,15 @@ options="$common --precision double --sample 12"
 # shellcheck disable=SC2086
 {
   train one_double $options
-  against 1e-10 f_1f1b $options --mesh pp=2,cp=2,tp=2
-  against 1e-10 f_gpipe $options --mesh pp=4 --schedule gpipe
-  against 1e-10 f_interleaved $options --mesh pp=2,tp=2 --schedule interleaved:2 --split even
-  against 1e-10 f_zb_v $options --mesh dp=2,pp=2,cp=2 --micro-batch 2 --schedule zb_v --attention ulysses
-  against 1e-10 f_dualpipe $options --mesh pp=2,cp=2 --schedule dualpipe_v --attention all_gather_kv:contiguous
-  against 1e-10 f_automatic $options --mesh pp=2 --schedule automatic --split measured
-  against 1e-10 f_sharded $options --mesh dp=2,pp=2,tp=2 --micro-batch 2 --schedule zb_h2 --strategy tp \
+  like_one 1e-10 f_1f1b $options --mesh pp=2,cp=2,tp=2
+  like_one 1e-10 f_gpipe $options --mesh pp=4 --schedule gpipe
+  like_one 1e-10 f_interleaved $options --mesh pp=2,tp=2 --schedule interleaved:2 --split even
+  like_one 1e-10 f_zb_v $options --mesh dp=2,pp=2,cp=2 --micro-batch 2 --schedule zb_v --attention ulysses
+  like_one 1e-10 f_dualpipe $options --mesh pp=2,cp=2 --schedule dualpipe_v --attention all_gather_kv:contiguous
+  like_one 1e-10 f_automatic $options --mesh pp=2 --schedule automatic --split measured
+  like_one 1e-10 f_sharded $options --mesh dp=2,pp=2,tp=2 --micro-batch 2 --schedule zb_h2 --strategy tp \
     --data-parallel zero3 --prefetch 2
-  against 1e-10 f_cp $options --mesh cp=4,tp=2 --attention all_gather_kv --recompute full
+  like_one 1e-10 f_cp $options --mesh cp=4,tp=2 --attention all_gather_kv --recompute full
 }
 for name in f_1f1b f_gpipe f_interleaved f_zb_v f_dualpipe f_automatic f_sharded f_cp; do
   [ "$(sampled one_double)" = "$(sampled $name)" ] || fail "$name samples another text: $(sampled $name)"
@@ -44,8 +39,8 @@ options="$common --sample 0"
 # shellcheck disable=SC2086
 {
   train one_float $options
-  against 1e-5 g_zb_h1 $options --mesh pp=2,cp=2,tp=2 --schedule zb_h1 --attention ring
-  against 1e-5 g_tp $options --mesh pp=5,tp=2 --strategy tp --recompute selective
+  like_one 1e-5 g_zb_h1 $options --mesh pp=2,cp=2,tp=2 --schedule zb_h1 --attention ring
+  like_one 1e-5 g_tp $options --mesh pp=5,tp=2 --strategy tp --recompute selective
 }
 
 # A user-defined schedule from a file: all forward, then all backward.
@@ -54,12 +49,12 @@ options="$common --sample 0"
   echo '1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3'
 } >own.csv
 # shellcheck disable=SC2086
-against 1e-5 own $options --mesh pp=2 --schedule own.csv
+like_one 1e-5 own $options --mesh pp=2 --schedule own.csv
 
 # The trace of a step.
 # shellcheck disable=SC2086
-train traced $options --mesh dp=2,pp=2,tp=2 --micro-batch 2 --schedule zb_v --trace step.json --timeline step.svg
-logs same one_float.jsonl traced.jsonl 1e-5
+against one_float 1e-5 traced $options --mesh dp=2,pp=2,tp=2 --micro-batch 2 --schedule zb_v --trace step.json \
+  --timeline step.svg
 grep -q '^bubble of step 3: .* % measured, .* % simulated' traced.out || fail "no bubble: $(cat traced.out)"
 grep -q '^communication: hidden .*dp [0-9]*%.*; waited longest over .* ms a step; .* waited .* on rank [0-7]$' traced.out ||
   fail "no communication: $(cat traced.out)"

@@ -5,13 +5,6 @@
 # runs: with --all
 . "$(dirname "$0")/lib/common.sh"
 
-# against BASE NAME ARGUMENTS...
-against() {
-  base=$1
-  shift
-  train "$@"
-  logs same "$base.jsonl" "$1.jsonl" 2e-2
-}
 of_log() { logs get "$1.jsonl" "$2"; }
 over_dp() { of_log "$1" bytes_sent | sed -n 's/.*"dp": \([0-9]*\).*/\1/p'; }
 
@@ -23,33 +16,33 @@ n="$h --gradients bf16"
   train n1 $n
   logs check n1.jsonl 5 falls
   grep -q ', bf16, gradients in bf16$' n1.out || fail "the type of the gradients is not printed: $(cat n1.out)"
-  [ "$(of_log n1 weights_hash)" != "$(of_log h1 weights_hash)" ] || fail "--gradients bf16 gives the bits of float"
+  [ "$(hash_of n1)" != "$(hash_of h1)" ] || fail "--gradients bf16 gives the bits of float"
   train n_again $n
-  [ "$(of_log n_again weights_hash)" = "$(of_log n1 weights_hash)" ] || fail "--gradients bf16 is not repeatable"
+  [ "$(hash_of n_again)" = "$(hash_of n1)" ] || fail "--gradients bf16 is not repeatable"
 
-  against h1 n_sp $n --mesh dp=2,tp=2
-  against h1 n_zero1 $n --mesh dp=2,cp=2 --data-parallel zero1 --reduce-in float --recompute selective
-  against h1 n_zero2 $n --mesh dp=4 --micro-batch 1 --data-parallel zero2
-  against h1 n_zero3 $n --mesh dp=2,tp=2 --micro-batch 2 --data-parallel zero3
-  against h1 n_hybrid $n --mesh dp=2,cp=2 --data-parallel zero2 --replicate-over dp --reduce-in float
-  against h1 n_stages $n --mesh pp=2,tp=2 --micro-batch 2 --schedule zb_h1
-  against h1 n_heads $n --mesh tp=4 --tensor-overlap 2
-  against h1 n_int8 $n --mesh dp=2 --data-parallel zero2 --shard blocks --moments int8 --micro-batch 2
+  against h1 2e-2 n_sp $n --mesh dp=2,tp=2
+  against h1 2e-2 n_zero1 $n --mesh dp=2,cp=2 --data-parallel zero1 --reduce-in float --recompute selective
+  against h1 2e-2 n_zero2 $n --mesh dp=4 --micro-batch 1 --data-parallel zero2
+  against h1 2e-2 n_zero3 $n --mesh dp=2,tp=2 --micro-batch 2 --data-parallel zero3
+  against h1 2e-2 n_hybrid $n --mesh dp=2,cp=2 --data-parallel zero2 --replicate-over dp --reduce-in float
+  against h1 2e-2 n_stages $n --mesh pp=2,tp=2 --micro-batch 2 --schedule zb_h1
+  against h1 2e-2 n_heads $n --mesh tp=4 --tensor-overlap 2
+  against h1 2e-2 n_int8 $n --mesh dp=2 --data-parallel zero2 --shard blocks --moments int8 --micro-batch 2
 
   # A tied table on the first and the last stage: its gradient is the sum of two.
   sed 's/"hidden_size"/"tie_word_embeddings": true, "hidden_size"/' config.json >tied.json
   train t1 $h --model tied.json
-  against t1 t_stages $n --model tied.json --mesh dp=2,pp=2 --micro-batch 2 --data-parallel zero1
-  against t1 t_tp $n --model tied.json --mesh tp=2
+  against t1 2e-2 t_stages $n --model tied.json --mesh dp=2,pp=2 --micro-batch 2 --data-parallel zero1
+  against t1 2e-2 t_tp $n --model tied.json --mesh tp=2
 
   train m1 $h --optimizer muon
-  against m1 m_sp $n --optimizer muon --mesh dp=2,tp=2 --moments bf16
-  against m1 m_whole $n --optimizer muon --mesh dp=2,pp=2 --data-parallel zero3 --shard whole --micro-batch 2
+  against m1 2e-2 m_sp $n --optimizer muon --mesh dp=2,tp=2 --moments bf16
+  against m1 2e-2 m_whole $n --optimizer muon --mesh dp=2,pp=2 --data-parallel zero3 --shard whole --micro-batch 2
 
   b="--precision bf16-no-masters --sample 0"
   train b1 $b
-  against b1 b_sp $b --gradients bf16 --mesh dp=2,tp=2
-  against b1 b_sharded $b --gradients bf16 --mesh dp=2,pp=2 --data-parallel zero3 --reduce-in float --micro-batch 2
+  against b1 2e-2 b_sp $b --gradients bf16 --mesh dp=2,tp=2
+  against b1 2e-2 b_sharded $b --gradients bf16 --mesh dp=2,pp=2 --data-parallel zero3 --reduce-in float --micro-batch 2
 
   # Bytes over dp are those of float gradients that are reduced in bf16 or, by option, in their type.
   for parallel in replicated zero2; do
@@ -91,11 +84,11 @@ PYTHON
     fail "the plan of a run that goes on"
   grep -q "saved as 'dp=2,tp=2, zero2, schedule 1f1b, bf16, gradients in bf16', fits" plan.out || fail "$(cat plan.out)"
   train ended $n --mesh cp=2,tp=2 --resume states
-  [ "$(of_log ended weights_hash)" = "$(of_log saving weights_hash)" ] || fail "other weights than were saved"
+  [ "$(hash_of ended)" = "$(hash_of saving)" ] || fail "other weights than were saved"
   for how in "$n --mesh pp=2,cp=2 --micro-batch 2" "$n --mesh dp=4 --micro-batch 1 --data-parallel zero3 --reduce-in float" \
     "$h --mesh tp=2"; do
     rm -f onwards.jsonl
     train onwards $how --resume states/step-00000003
-      logs losses saving.jsonl onwards.jsonl 5e-3 4
+    logs losses saving.jsonl onwards.jsonl 5e-3 4
   done
 }

@@ -4,16 +4,6 @@
 # timeout: 240
 . "$(dirname "$0")/lib/common.sh"
 
-sampled() { sed -n '/^sampled text:$/,$p' "$1.out"; }
-
-# against BASE TOLERANCE NAME ARGUMENTS...
-against() {
-  base=$1 tolerance=$2
-  shift 2
-  train "$@"
-  logs same "$base.jsonl" "$1.jsonl" "$tolerance"
-}
-
 train d1 --precision double --sample 40 --plot d1.svg --held-out 0.001
 logs check d1.jsonl 5 falls
 [ "$(logs get d1.jsonl bytes_sent)" = "{}" ] || fail "one rank sent bytes"
@@ -52,13 +42,13 @@ m="--precision double --sample 0 --optimizer muon"
 {
   train m1 $m
   logs check m1.jsonl 5 falls
-  [ "$(logs get m1.jsonl weights_hash)" != "$(logs get d1.jsonl weights_hash)" ] || fail "--optimizer muon is AdamW"
+  [ "$(hash_of m1)" != "$(hash_of d1)" ] || fail "--optimizer muon is AdamW"
   against m1 1e-10 m_sp $m --mesh dp=2,tp=2
   against m1 1e-10 m_pp $m --mesh pp=2,cp=2,tp=2
   against m1 1e-10 m_tp_sharded $m --mesh dp=2,tp=2 --strategy tp --data-parallel zero3 --shard whole
   train m_original $m --muon-scale original --muon-lr-ratio 5 --muon-momentum 0.9
   logs check m_original.jsonl 5 falls
-  [ "$(logs get m1.jsonl weights_hash)" != "$(logs get m_original.jsonl weights_hash)" ] || fail "no --muon option counts"
+  [ "$(hash_of m1)" != "$(hash_of m_original)" ] || fail "no --muon option counts"
 }
 
 train f1 --sample 0
@@ -68,7 +58,7 @@ against f1 1e-5 f_sp_sharded --sample 0 --mesh dp=2,tp=2 --data-parallel zero1 -
 against f1 1e-5 f_tp --sample 0 --mesh dp=2,tp=2 --strategy tp
 against f1 1e-5 f_uneven --sample 0 --mesh cp=3,tp=2 --data-parallel zero2  # the ranks do not divide the sequence
 train w1 --sample 0 --attention-mask window:5
-[ "$(logs get w1.jsonl weights_hash)" != "$(logs get f1.jsonl weights_hash)" ] || fail "--attention-mask hides nothing"
+[ "$(hash_of w1)" != "$(hash_of f1)" ] || fail "--attention-mask hides nothing"
 against w1 1e-5 w_cp --sample 0 --attention-mask window:5 --mesh dp=2,cp=2
 against f1 1e-5 f_tp_sharded --sample 0 --mesh dp=2,tp=4 --strategy tp --data-parallel zero3 --reshard-after-forward off \
   --recompute selective
@@ -78,8 +68,7 @@ equal=bytes_sent
 grep -q avx512bw /proc/cpuinfo && equal="bytes_sent weights_hash"
 for chunked in f_sp:dp=2,tp=2:sp f_tp:dp=2,tp=2:tp; do
   base=${chunked%%:*} rest=${chunked#*:}
-  train "${base}_chunked" --sample 0 --mesh "${rest%:*}" --strategy "${rest#*:}" --tensor-overlap 3
-  logs same "$base.jsonl" "${base}_chunked.jsonl" 1e-5
+  against "$base" 1e-5 "${base}_chunked" --sample 0 --mesh "${rest%:*}" --strategy "${rest#*:}" --tensor-overlap 3
   for value in $equal; do
     [ "$(logs get "${base}_chunked.jsonl" $value)" = "$(logs get "$base.jsonl" $value)" ] ||
       fail "--tensor-overlap 3 changes the $value of $base"
@@ -101,7 +90,7 @@ h="--precision bf16 --sample 0"
     against h1 2e-2 h_without $h --mesh tp=2
   )
 }
-[ "$(logs get h1.jsonl weights_hash)" != "$(logs get f1.jsonl weights_hash)" ] || fail "bf16 gives the bits of float"
+[ "$(hash_of h1)" != "$(hash_of f1)" ] || fail "bf16 gives the bits of float"
 grep -q 'no instructions for bf16 (avx512_bf16)' h_without.out || fail "nobody says that bf16 is slow"
 if grep -q avx512_bf16 /proc/cpuinfo && grep -q 'no instructions' h1.out; then fail "bf16 is said to be slow where it is not"; fi
 
@@ -116,27 +105,26 @@ full=$(logs get r_full.jsonl peak_bytes)
 # Modes by layer give the same bits; a budget is met by the bytes that a dry run predicts.
 for modes in every:2 budget:1500K; do
   train r_some --sample 0 --recompute $modes --seq 128
-  [ "$(logs get r_some.jsonl weights_hash)" = "$(logs get r_none.jsonl weights_hash)" ] || fail "--recompute $modes changes bits"
+  [ "$(hash_of r_some)" = "$(hash_of r_none)" ] || fail "--recompute $modes changes bits"
   some=$(logs get r_some.jsonl peak_bytes)
   [ "$full" -lt "$some" ] && [ "$some" -lt "$none" ] || fail "peak bytes: $modes $some, of $full to $none"
 done
-train r_shared --sample 0 --recompute budget:1500K --seq 128 --mesh dp=2
+against r_none 1e-5 r_shared --sample 0 --recompute budget:1500K --seq 128 --mesh dp=2
 grep -q '^recompute: of 2 layers, ' r_shared.out || fail "on data ranks a budget recomputes nothing: $(cat r_shared.out)"
-logs same r_none.jsonl r_shared.jsonl 1e-5
 
 # A second run gives the same bits, another seed different ones. With no steps, every mesh has the same initial weights.
 train again --sample 0 --mesh dp=2,tp=2
-[ "$(logs get again.jsonl weights_hash)" = "$(logs get f_sp.jsonl weights_hash)" ] || fail "a run is not repeatable"
+[ "$(hash_of again)" = "$(hash_of f_sp)" ] || fail "a run is not repeatable"
 train seed --sample 0 --mesh dp=2,tp=2 --seed 2
-[ "$(logs get seed.jsonl weights_hash)" != "$(logs get f_sp.jsonl weights_hash)" ] || fail "the seed changes nothing"
+[ "$(hash_of seed)" != "$(hash_of f_sp)" ] || fail "the seed changes nothing"
 train w1 --steps 0 --sample 0
 logs check w1.jsonl 0
-hash=$(logs get w1.jsonl weights_hash)
+hash=$(hash_of w1)
 for options in "--mesh dp=2,tp=2" "--mesh tp=4 --strategy tp" "--mesh dp=4,tp=2 --micro-batch 1 --data-parallel zero3" \
   "--mesh dp=2,tp=4 --strategy tp --data-parallel zero1"; do
   # shellcheck disable=SC2086
   train w --steps 0 --sample 0 $options
-  [ "$(logs get w.jsonl weights_hash)" = "$hash" ] || fail "$options starts from other weights"
+  [ "$(hash_of w)" = "$hash" ] || fail "$options starts from other weights"
 done
 
 # The last value of a repeated option counts, so a script's defaults can be overridden.

@@ -45,3 +45,12 @@ train() {
   timeout 60 "$trainer" --model "${trained_model:-config.json}" --data "$text" --seq 32 --global-batch 8 --steps 5 --log "$name.jsonl" \
     "$@" >"$name.out" 2>"$name.err" || fail "$name ($*) ended with $?: $(tail -n 3 "$name.err")"
 }
+
+# against BASE TOLERANCE NAME ARGUMENTS...: trains NAME, which has the losses and gradient norms of the run BASE.
+against() {
+  base=$1 tolerance=$2
+  shift 2
+  train "$@"
+  logs same "$base.jsonl" "$1.jsonl" "$tolerance"
+}
+sampled() { sed -n '/^sampled text:$/,$p' "$1.out"; }
