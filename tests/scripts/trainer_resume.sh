@@ -14,6 +14,7 @@ for line in open(sys.argv[1]):
 PY
 }
 given="--model config.json --data $text --seq 32 --global-batch 8 --steps 6 --sample 0"
+untold='last operations'  # of ranks that wait for each other
 
 # The same layout: the same bits. Others: parity.
 n=0
