@@ -48,3 +48,16 @@ echo "$out" | awk '/^threads / { if ($5 <= 0 || $6 <= 0 || $5 > 50 * $6 || $6 > 
 if [ -x "$BIN/bench_kernels_cpu" ]; then
   round 0 'items_per_second|FLOP|Time' "$BIN/bench_kernels_cpu" --benchmark_min_time=0.001
 fi
+# A compiler that only preprocesses, so that each file must find its headers, and links nothing.
+cat >"$work/preprocess" <<'SH'
+#!/bin/sh
+previous= out=
+for argument; do
+  [ "$previous" != -o ] || out=$argument
+  previous=$argument
+done
+case " $* " in *" -c "*) exec g++ -E "$@" ;; *) cp /bin/true "$out" ;; esac
+SH
+chmod +x "$work/preprocess"
+export CXX="$work/preprocess"
+round 1 'examples/train_llama/train[.]cpp +[0-9.]+' sh "$SOURCE/benchmarks/compile_time.sh" -O0
