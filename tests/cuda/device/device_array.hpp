@@ -99,14 +99,6 @@ class number_array {
   device_array<T, Device> array_;
 };
 
-/// Columns first ... first + count - 1 of a matrix with `columns` columns.
-inline values part_of(const values& matrix, std::int64_t columns, std::int64_t first, std::int64_t count) {
-  values part;
-  for (auto row = matrix.begin(); row != matrix.end(); row += columns)
-    part.insert(part.end(), row + first, row + first + count);
-  return part;
-}
-
 template <class T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);

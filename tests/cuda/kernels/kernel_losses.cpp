@@ -12,6 +12,7 @@
 #include "plait/kernels/cpu/cross_entropy.hpp"
 #include "plait/kernels/cuda/kernels.hpp"
 #include "plait/kernels/settings.hpp"
+#include "support/kernel_support.hpp"
 
 namespace kernel_losses {  // files of one program may have helpers of the same name
 
@@ -77,7 +78,7 @@ void check(const problem& p, const cross_entropy_settings& s, bool one_pass, boo
   std::vector<values> local_max(static_cast<std::size_t>(p.ranks)), local_sums = local_max;
   const auto range_of = [&](int64_t rank) { return vocabulary_range{width, rank * width, p.vocab}; };
   const auto logits_of = [&](int64_t rank) {  // rows that do not start on a 16-byte boundary
-    return number_array<T>(device, part_of(logits, p.columns, rank * width, width), 1);
+    return number_array<T>(device, kernel_support::columns_of(logits, p.columns, rank * width, width), 1);
   };
   for (int64_t rank = 0; rank < p.ranks; ++rank) {
     const auto at = static_cast<std::size_t>(rank);
@@ -124,7 +125,8 @@ void check(const problem& p, const cross_entropy_settings& s, bool one_pass, boo
     auto& d = in_place ? x : elsewhere;
     plait::kernels::cross_entropy_backward(device, x.view(), ids.data(), global_max.data(), made.data(), factor.data(),
                                            d.data(), p.rows, range_of(rank), s);
-    CHECK(difference(d.read(), part_of(expected.dlogits, p.columns, rank * width, width)) < tolerance<T>);
+    CHECK(difference(d.read(), kernel_support::columns_of(expected.dlogits, p.columns, rank * width, width)) <
+          tolerance<T>);
   }
   device.synchronize();
 }

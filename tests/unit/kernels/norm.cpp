@@ -15,28 +15,18 @@ namespace {
 
 constexpr double eps = 1e-5;
 
-std::vector<double> rms_reference(const std::vector<double>& x, const std::vector<double>& w) {
-  const std::size_t columns = w.size();
-  std::vector<double> y(x.size());
-  for (std::size_t at = 0; at < x.size(); at += columns) {
-    double squares = 0;
-    for (std::size_t c = 0; c < columns; ++c) squares += x[at + c] * x[at + c];
-    const double inverse = 1 / std::sqrt(squares / static_cast<double>(columns) + eps);
-    for (std::size_t c = 0; c < columns; ++c) y[at + c] = x[at + c] * w[c] * inverse;
-  }
-  return y;
-}
-
-std::vector<double> layer_reference(const std::vector<double>& x, const std::vector<double>& w,
-                                    const std::vector<double>& b) {
+/// RMS norm; with a bias, layer norm.
+std::vector<double> reference(const std::vector<double>& x, const std::vector<double>& w,
+                              const std::vector<double>& bias) {
   const std::size_t columns = w.size();
   const auto n = static_cast<double>(columns);
   std::vector<double> y(x.size());
   for (std::size_t at = 0; at < x.size(); at += columns) {
-    double mean = 0, variance = 0;
-    for (std::size_t c = 0; c < columns; ++c) mean += x[at + c] / n;
-    for (std::size_t c = 0; c < columns; ++c) variance += (x[at + c] - mean) * (x[at + c] - mean) / n;
-    for (std::size_t c = 0; c < columns; ++c) y[at + c] = (x[at + c] - mean) / std::sqrt(variance + eps) * w[c] + b[c];
+    double mean = 0, square = 0;
+    for (std::size_t c = 0; c < bias.size(); ++c) mean += x[at + c] / n;
+    for (std::size_t c = 0; c < columns; ++c) square += (x[at + c] - mean) * (x[at + c] - mean) / n;
+    for (std::size_t c = 0; c < columns; ++c)
+      y[at + c] = (x[at + c] - mean) / std::sqrt(square + eps) * w[c] + (bias.empty() ? 0 : bias[c]);
   }
   return y;
 }
@@ -62,150 +52,120 @@ void check_sum(cpu& device, std::vector<T> x, const Norm& norm) {
   CHECK(y == expected_y);
 }
 
+/// RMS norm, or with `centred` layer norm: inputs, and the results for whole rows.
 template <class T>
-void check_rms(int64_t rows, int64_t columns, double tolerance) {
-  cpu device;
-  const auto x = random_values<double>(rows * columns, 1, 2.0), w = random_values<double>(columns, 2);
-  const auto dy = random_values<double>(rows * columns, 3);
-  const auto xt = as<T>(x), wt = as<T>(w), dyt = as<T>(dy);
-  std::vector<T> y(x.size()), inv(static_cast<std::size_t>(rows)), dx(x.size()), dw(w.size(), T(1));
-  check_sum(device, xt, [&](const T* from, const T* addend, T* sum, T* to) {
-    kernels::norm_forward(device, from, wt.data(), nullptr, to, nullptr, inv.data(), rows, columns, eps, addend, sum);
-  });
-  kernels::norm_forward(device, xt.data(), wt.data(), nullptr, y.data(), nullptr, inv.data(), rows, columns, eps);
-  kernels::norm_backward(device, xt.data(), wt.data(), dyt.data(), nullptr, inv.data(), dx.data(), dw.data(), nullptr,
-                         rows, columns);
-  for (auto& v : dw) v -= T(1);  // the gradient was added to ones
-  CHECK(difference(y, rms_reference(x, w)) < tolerance);
-  CHECK(difference(dx, numeric_gradient(x, [&](const auto& in) { return dot(rms_reference(in, w), dy); })) <
-        std::max(tolerance, 1e-8));
-  CHECK(difference(dw, numeric_gradient(w, [&](const auto& in) { return dot(rms_reference(x, in), dy); })) <
-        std::max(tolerance, 1e-8));
+struct norm_case {
+  int64_t rows, columns;
+  bool centred;
+  double tolerance;
+  cpu device{};
+  std::vector<double> x = random_values<double>(rows * columns, 1, 2.0), w = random_values<double>(columns, 2),
+                      b = random_values<double>(centred ? columns : 0, 4),
+                      dy = random_values<double>(rows * columns, 3);
+  std::vector<T> xt{}, wt = as<T>(w), bt = as<T>(b), dyt = as<T>(dy);
+  std::vector<T> y = dyt, means = std::vector<T>(centred ? static_cast<std::size_t>(rows) : 0),
+                 inv = std::vector<T>(static_cast<std::size_t>(rows)), dx = dyt, dw = std::vector<T>(w.size(), T(1)),
+                 db = std::vector<T>(b.size(), T(1));
 
-  // Only dx, in place of dy; only the weight gradient.
-  auto in_place = dyt;
-  std::vector<T> dw_alone(w.size());
-  kernels::norm_backward(device, xt.data(), wt.data(), in_place.data(), nullptr, inv.data(), in_place.data(),
-                         static_cast<T*>(nullptr), nullptr, rows, columns);
-  kernels::norm_backward(device, xt.data(), wt.data(), dyt.data(), nullptr, inv.data(), static_cast<T*>(nullptr),
-                         dw_alone.data(), nullptr, rows, columns);
-  CHECK(in_place == dx);
-  CHECK(difference(dw_alone, dw) < tolerance);
+  void check() {
+    for (auto& v : x) v += centred ? 3 : 0;  // a mean that is not near 0
+    xt = as<T>(x);
+    check_whole();
+    check_split();
+  }
 
-  // Rows split over three ranks, unevenly.
-  const int64_t cuts[] = {0, columns / 4, columns / 2, columns};
-  std::vector<T> squares(static_cast<std::size_t>(rows)), dots(squares.size());
-  const auto parts = [&](auto f) {
-    for (int p = 0; p < 3; ++p) {
-      const int64_t first = cuts[p], count = cuts[p + 1] - cuts[p];
-      const std::vector<T> wp(wt.begin() + first, wt.begin() + first + count);
-      f(columns_of(xt, columns, first, count), wp, columns_of(dyt, columns, first, count), first, count);
-    }
-  };
-  parts([&](const auto& xp, const auto& wp, const auto&, int64_t, int64_t count) {
-    std::vector<T> mine(squares.size());
-    kernels::row_squares(device, xp.data(), nullptr, mine.data(), rows, count, count);
-    kernels::accumulate(device, mine.data(), squares.data(), rows);
-    CHECK(wp.size() == static_cast<std::size_t>(count));
-  });
-  std::vector<T> inverse(squares.size());
-  kernels::norm_statistics(device, nullptr, squares.data(), nullptr, inverse.data(), rows, columns, eps);
-  CHECK(difference(inverse, inv) < tolerance);
-  parts([&](const auto& xp, const auto& wp, const auto& dyp, int64_t first, int64_t count) {
-    std::vector<T> yp(xp.size()), mine(squares.size());
-    kernels::norm_apply(device, xp.data(), nullptr, inverse.data(), wp.data(), nullptr, yp.data(), rows, count);
-    CHECK(difference(yp, columns_of(y, columns, first, count)) < tolerance);
-    kernels::norm_backward_dots(device, xp.data(), wp.data(), dyp.data(), nullptr, inverse.data(), mine.data(), rows,
-                                count);
-    kernels::accumulate(device, mine.data(), dots.data(), rows);
-  });
-  parts([&](const auto& xp, const auto& wp, const auto& dyp, int64_t first, int64_t count) {
-    std::vector<T> dxp(xp.size()), dwp(wp.size());
-    kernels::norm_backward_dx(device, xp.data(), wp.data(), dyp.data(), nullptr, inverse.data(), dots.data(),
-                              dxp.data(), rows, count, columns);
-    kernels::norm_backward_dweight(device, xp.data(), dyp.data(), nullptr, inverse.data(), dwp.data(), nullptr, rows,
-                                   count);
-    CHECK(difference(dxp, columns_of(dx, columns, first, count)) < 3 * tolerance);
-    CHECK(difference(dwp, columns_of(dw, columns, first, count)) < 3 * tolerance);
-  });
-}
+  T* if_centred(std::vector<T>& array) { return centred ? array.data() : nullptr; }
 
-template <class T>
-void check_layer(int64_t rows, int64_t columns, double tolerance) {
-  cpu device;
-  auto x = random_values<double>(rows * columns, 1, 2.0);
-  for (auto& v : x) v += 3;  // a mean that is not near 0
-  const auto w = random_values<double>(columns, 2), b = random_values<double>(columns, 4);
-  const auto dy = random_values<double>(rows * columns, 3);
-  const auto xt = as<T>(x), wt = as<T>(w), bt = as<T>(b), dyt = as<T>(dy);
-  const auto n = static_cast<std::size_t>(rows);
-  std::vector<T> y(x.size()), mean(n), inv(n), dx(x.size()), dw(w.size()), db(w.size());
-  check_sum(device, xt, [&](const T* from, const T* addend, T* sum, T* to) {
-    kernels::norm_forward(device, from, wt.data(), bt.data(), to, mean.data(), inv.data(), rows, columns, eps, addend,
-                          sum);
-  });
-  kernels::norm_forward(device, xt.data(), wt.data(), bt.data(), y.data(), mean.data(), inv.data(), rows, columns, eps);
-  kernels::norm_backward(device, xt.data(), wt.data(), dyt.data(), mean.data(), inv.data(), dx.data(), dw.data(),
-                         db.data(), rows, columns);
-  const double numeric = std::max(tolerance, 1e-7);
-  CHECK(difference(y, layer_reference(x, w, b)) < tolerance);
-  CHECK(difference(dx, numeric_gradient(x, [&](const auto& in) { return dot(layer_reference(in, w, b), dy); })) <
-        numeric);
-  CHECK(difference(dw, numeric_gradient(w, [&](const auto& in) { return dot(layer_reference(x, in, b), dy); })) <
-        numeric);
-  CHECK(difference(db, numeric_gradient(b, [&](const auto& in) { return dot(layer_reference(x, w, in), dy); })) <
-        numeric);
+  void check_whole() {
+    const auto forward = [&](const T* from, const T* addend, T* sum, T* to) {
+      kernels::norm_forward(device, from, wt.data(), if_centred(bt), to, if_centred(means), inv.data(), rows, columns,
+                            eps, addend, sum);
+    };
+    const auto backward = [&](const T* gradient, T* to, T* dweight, T* dbias) {
+      kernels::norm_backward(device, xt.data(), wt.data(), gradient, if_centred(means), inv.data(), to, dweight, dbias,
+                             rows, columns);
+    };
+    check_sum(device, xt, forward);
+    forward(xt.data(), nullptr, nullptr, y.data());
+    backward(dyt.data(), dx.data(), dw.data(), if_centred(db));
+    for (auto* gradient : {&dw, &db})
+      for (T& v : *gradient) v -= T(1);  // the gradients were added to ones
+    const double numeric = std::max(tolerance, centred ? 1e-7 : 1e-8);
+    CHECK(difference(y, reference(x, w, b)) < tolerance);
+    CHECK(difference(dx, numeric_gradient(x, [&](const auto& in) { return dot(reference(in, w, b), dy); })) < numeric);
+    CHECK(difference(dw, numeric_gradient(w, [&](const auto& in) { return dot(reference(x, in, b), dy); })) < numeric);
+    CHECK(difference(db, numeric_gradient(b, [&](const auto& in) { return dot(reference(x, w, in), dy); })) < numeric);
 
-  const int64_t cuts[] = {0, columns / 3, columns};
-  std::vector<T> sums(n), squares(n), dots(2 * n), mine(n), mean2(n), inv2(n);
-  const auto parts = [&](auto f) {
-    for (int p = 0; p < 2; ++p) f(cuts[p], cuts[p + 1] - cuts[p]);
-  };
-  parts([&](int64_t first, int64_t count) {
-    kernels::row_sums(device, columns_of(xt, columns, first, count).data(), mine.data(), rows, count);
-    kernels::accumulate(device, mine.data(), sums.data(), rows);
-  });
-  parts([&](int64_t first, int64_t count) {
-    kernels::row_squares(device, columns_of(xt, columns, first, count).data(), sums.data(), mine.data(), rows, count,
-                         columns);
-    kernels::accumulate(device, mine.data(), squares.data(), rows);
-  });
-  kernels::norm_statistics(device, sums.data(), squares.data(), mean2.data(), inv2.data(), rows, columns, eps);
-  CHECK(difference(mean2, mean) < tolerance);
-  CHECK(difference(inv2, inv) < tolerance);
-  parts([&](int64_t first, int64_t count) {
-    const auto xp = columns_of(xt, columns, first, count), dyp = columns_of(dyt, columns, first, count);
-    std::vector<T> yp(xp.size()), mine2(2 * n);
-    kernels::norm_apply(device, xp.data(), mean2.data(), inv2.data(), wt.data() + first, bt.data() + first, yp.data(),
-                        rows, count);
-    CHECK(difference(yp, columns_of(y, columns, first, count)) < tolerance);
-    kernels::norm_backward_dots(device, xp.data(), wt.data() + first, dyp.data(), mean2.data(), inv2.data(),
-                                mine2.data(), rows, count);
-    kernels::accumulate(device, mine2.data(), dots.data(), 2 * rows);
-  });
-  parts([&](int64_t first, int64_t count) {
-    const auto xp = columns_of(xt, columns, first, count);
-    auto dxp = columns_of(dyt, columns, first, count);  // in place
-    kernels::norm_backward_dx(device, xp.data(), wt.data() + first, dxp.data(), mean2.data(), inv2.data(), dots.data(),
-                              dxp.data(), rows, count, columns);
-    CHECK(difference(dxp, columns_of(dx, columns, first, count)) < 5 * tolerance);
-  });
-}
+    // Only dx, in place of dy; only the weight gradient.
+    auto in_place = dyt;
+    std::vector<T> dw_alone(w.size());
+    backward(in_place.data(), in_place.data(), nullptr, nullptr);
+    backward(dyt.data(), nullptr, dw_alone.data(), nullptr);
+    CHECK(in_place == dx);
+    CHECK(difference(dw_alone, dw) < tolerance);
+  }
+
+  /// Rows split over three ranks, unevenly, equal whole rows.
+  void check_split() {
+    const int64_t cuts[] = {0, columns / 4, columns / 2, columns};
+    const auto parts = [&](auto f) {
+      for (int p = 0; p < 3; ++p) {
+        const int64_t first = cuts[p], count = cuts[p + 1] - first;
+        f(first, count, columns_of(xt, columns, first, count), columns_of(dyt, columns, first, count));
+      }
+    };
+    std::vector<T> sums(means.size()), squares(inv.size()), dots((centred ? 2 : 1) * inv.size()), mine(dots.size()),
+        mean(means.size()), inverse(inv.size());
+    if (centred)
+      parts([&](int64_t, int64_t count, const auto& xp, const auto&) {
+        kernels::row_sums(device, xp.data(), mine.data(), rows, count);
+        kernels::accumulate(device, mine.data(), sums.data(), rows);
+      });
+    parts([&](int64_t, int64_t count, const auto& xp, const auto&) {
+      kernels::row_squares(device, xp.data(), if_centred(sums), mine.data(), rows, count, columns);
+      kernels::accumulate(device, mine.data(), squares.data(), rows);
+    });
+    kernels::norm_statistics(device, if_centred(sums), squares.data(), if_centred(mean), inverse.data(), rows, columns,
+                             eps);
+    CHECK(difference(mean, means) < tolerance);
+    CHECK(difference(inverse, inv) < tolerance);
+    parts([&](int64_t first, int64_t count, const auto& xp, const auto& dyp) {
+      std::vector<T> yp(xp.size());
+      kernels::norm_apply(device, xp.data(), if_centred(mean), inverse.data(), wt.data() + first,
+                          centred ? bt.data() + first : nullptr, yp.data(), rows, count);
+      CHECK(difference(yp, columns_of(y, columns, first, count)) < tolerance);
+      kernels::norm_backward_dots(device, xp.data(), wt.data() + first, dyp.data(), if_centred(mean), inverse.data(),
+                                  mine.data(), rows, count);
+      kernels::accumulate(device, mine.data(), dots.data(), static_cast<int64_t>(dots.size()));
+    });
+    parts([&](int64_t first, int64_t count, const auto& xp, const auto& dyp) {
+      std::vector<T> dxp(xp.size()), dwp(static_cast<std::size_t>(count)), in_place = dyp;
+      for (auto* d : {&dxp, &in_place})
+        kernels::norm_backward_dx(device, xp.data(), wt.data() + first, d == &dxp ? dyp.data() : d->data(),
+                                  if_centred(mean), inverse.data(), dots.data(), d->data(), rows, count, columns);
+      kernels::norm_backward_dweight(device, xp.data(), dyp.data(), if_centred(mean), inverse.data(), dwp.data(),
+                                     nullptr, rows, count);
+      CHECK(in_place == dxp);
+      CHECK(difference(dxp, columns_of(dx, columns, first, count)) < (centred ? 5 : 3) * tolerance);
+      CHECK(difference(dwp, columns_of(dw, columns, first, count)) < (centred ? 5 : 3) * tolerance);
+    });
+  }
+};
 
 }  // namespace
 
 TEST_CASE("rms norm: reference, differences, split rows") {
   for (const int64_t columns : {4, 16, 37, 130}) {
-    check_rms<double>(5, columns, 1e-13);
-    check_rms<float>(5, columns, 1e-6);
+    norm_case<double>{5, columns, false, 1e-13}.check();
+    norm_case<float>{5, columns, false, 1e-6}.check();
   }
-  check_rms<double>(70, 8, 1e-13);
+  norm_case<double>{70, 8, false, 1e-13}.check();
 }
 
 TEST_CASE("layer norm: reference, differences, split rows") {
   for (const int64_t columns : {4, 16, 37, 130}) {
-    check_layer<double>(5, columns, 1e-13);
-    check_layer<float>(5, columns, 3e-6);
+    norm_case<double>{5, columns, true, 1e-13}.check();
+    norm_case<float>{5, columns, true, 3e-6}.check();
   }
 }
 
