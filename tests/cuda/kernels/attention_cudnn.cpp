@@ -133,7 +133,7 @@ TEST_CASE("attention that cuDNN does not support is reported, and runs on plait'
 
 TEST_CASE("context parallelism merges cuDNN's pieces, each rounded once") {
   const context_inputs in = random_inputs<bf16>({}, false);
-  const context_arrays expected = context_on_cpu(in.sizes, in.q, in.k, in.v, in.d_o, in.starts);
+  const context_arrays expected = context_on_cpu(in);
   const auto on_ranks = [&]<class Policy>(Policy, int ranks, bool zigzag) {
     const auto launch = [&](int n, auto&& body) {
       threads::run(n, cuda::options{.workspace_bytes = 1 << 20}, [&](threads::communicator comm, cuda& device) {
@@ -144,19 +144,9 @@ TEST_CASE("context parallelism merges cuDNN's pieces, each rounded once") {
     };
     return attend_on<bf16, Policy>(launch, in, ranks, zigzag);
   };
-  const auto errors = [&](const context_arrays& got) {
-    return std::vector<double>{difference(got.o, expected.o), difference(got.dq, expected.dq),
-                               difference(got.dk, expected.dk), difference(got.dv, expected.dv)};
-  };
-  const std::vector<double> one = errors(on_ranks(ring<cp>{}, 1, true));
-  for (const double e : one) CHECK(e < 1e-2);
-  const auto no_worse = [&](const context_arrays& got) {
-    const std::vector<double> many = errors(got);
-    for (std::size_t i = 0; i < many.size(); ++i) {
-      CAPTURE(i);
-      CHECK(many[i] <= 1.5 * one[i]);
-    }
-  };
+  const values one = errors_of(on_ranks(ring<cp>{}, 1, true), expected);
+  check_below(one, 1e-2);
+  const auto no_worse = [&](const context_arrays& got) { check_no_worse(errors_of(got, expected), one, 1.5); };
 #ifdef PLAIT_CUDA_STAND_IN
   constexpr int most_ranks = 8;
 #else

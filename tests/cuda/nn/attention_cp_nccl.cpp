@@ -19,10 +19,7 @@ context_arrays on_ranks(const context_inputs& in, int ranks, bool zigzag, bool a
 }
 
 void check_near(const context_arrays& got, const context_arrays& expected) {
-  CHECK(difference(got.o, expected.o) <= 1e-5);
-  CHECK(difference(got.dq, expected.dq) <= 1e-5);
-  CHECK(difference(got.dk, expected.dk) <= 1e-5);
-  CHECK(difference(got.dv, expected.dv) <= 1e-5);
+  check_below(errors_of(got, expected), 1e-5);
 }
 
 }  // namespace

@@ -28,25 +28,34 @@ struct context_arrays {
   std::vector<double> o, dq, dk, dv, dsinks{};
 };
 
-/// The cpu's attention on one rank, in double. `first_visible` and `sinks` may be empty.
-inline context_arrays context_on_cpu(const context_sizes& sizes, const std::vector<double>& q,
-                                     const std::vector<double>& k, const std::vector<double>& v,
-                                     const std::vector<double>& d_o, const std::vector<std::int32_t>& first_visible,
-                                     const std::vector<double>& sinks = {}) {
-  cpu device;
+struct context_inputs {
+  context_sizes sizes;
+  values q, k, v, d_o;
+  std::vector<std::int32_t> starts;  ///< of documents; empty: none
+  values sinks{};                    ///< empty: none
+};
+
+inline kernels::attention_shape shape_of(const context_sizes& sizes) {
   kernels::attention_shape s;
-  s.q_len = s.k_len = sizes.seq;
   s.heads = sizes.heads, s.kv_heads = sizes.kv_heads, s.head_dim = sizes.head_dim, s.mask = sizes.mask;
   s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
   s.score = sizes.score;
-  std::vector<std::int32_t> ends(first_visible.size());
-  if (!first_visible.empty()) {
-    kernels::document_ends(device, first_visible.data(), sizes.seq, ends.data(), 1, 0, sizes.seq, sizes.seq);
-    s.first_visible = first_visible.data(), s.end_visible = ends.data();
+  return s;
+}
+
+/// The cpu's attention on one rank, in double.
+inline context_arrays context_on_cpu(const context_inputs& in) {
+  cpu device;
+  const auto& [sizes, q, k, v, d_o, starts, sinks] = in;
+  kernels::attention_shape s = shape_of(sizes);
+  s.q_len = s.k_len = sizes.seq;
+  std::vector<std::int32_t> ends(starts.size());
+  if (!starts.empty()) {
+    kernels::document_ends(device, starts.data(), sizes.seq, ends.data(), 1, 0, sizes.seq, sizes.seq);
+    s.first_visible = starts.data(), s.end_visible = ends.data();
   }
-  context_arrays made{std::vector<double>(q.size()), std::vector<double>(q.size()), std::vector<double>(k.size()),
-                      std::vector<double>(v.size()), std::vector<double>(sinks.size())};
-  std::vector<double> lse(static_cast<std::size_t>(s.heads * s.q_len)), delta(lse);
+  context_arrays made{values(q.size()), values(q.size()), values(k.size()), values(v.size()), values(sinks.size())};
+  values lse(static_cast<std::size_t>(s.heads * s.q_len)), delta(lse);
   kernels::attention_forward(device, q.data(), k.data(), v.data(), made.o.data(), lse.data(), s);
   if (!sinks.empty()) {
     kernels::join_sinks(device, sinks.data(), made.o.data(), lse.data(), s);
@@ -58,12 +67,27 @@ inline context_arrays context_on_cpu(const context_sizes& sizes, const std::vect
   return made;
 }
 
-struct context_inputs {
-  context_sizes sizes;
-  values q, k, v, d_o;
-  std::vector<std::int32_t> starts;  ///< of documents; empty: none
-  values sinks{};                    ///< empty: none
-};
+/// The errors of the output, of the three gradients and, if there are sinks, of their gradients.
+inline values errors_of(const context_arrays& got, const context_arrays& expected) {
+  values all{difference(got.o, expected.o), difference(got.dq, expected.dq), difference(got.dk, expected.dk),
+             difference(got.dv, expected.dv)};
+  if (!got.dsinks.empty()) all.push_back(difference(got.dsinks, expected.dsinks));
+  return all;
+}
+inline void check_below(const values& errors, double most) {
+  for (std::size_t i = 0; i < errors.size(); ++i) {
+    CAPTURE(i);
+    CHECK(errors[i] < most);
+  }
+}
+/// Compares the errors of the output and of its gradients on several ranks with those on one.
+inline void check_no_worse(const values& many, const values& one, double factor) {
+  for (std::size_t i = 0; i < 4; ++i) {
+    CAPTURE(i);
+    CAPTURE(one[i]);
+    CHECK(many[i] <= factor * one[i]);
+  }
+}
 
 template <class T>
 context_inputs random_inputs(const context_sizes& s, bool documents) {
@@ -105,12 +129,8 @@ context_arrays attend_on(Launch&& launch, const context_inputs& in, int ranks, b
   launch(ranks, [&](auto comm, cuda& device) {
     world w(mesh<axis<cp>>{ranks}.shape(), comm);
     context<cuda> ctx{device, w, {}};
-    kernels::attention_shape shape;
-    shape.heads = s.heads, shape.kv_heads = s.kv_heads, shape.head_dim = s.head_dim, shape.mask = s.mask;
-    shape.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
-    shape.score = s.score;
     const bool documents = !in.starts.empty();
-    context_attention<T, Policy, cuda> attention(ctx, shape, order, documents);
+    context_attention<T, Policy, cuda> attention(ctx, shape_of(s), order, documents);
     const std::vector<std::int64_t>& positions = attention.positions();
     number_array<T> q(device, taken(in.q, positions, q_width)), k(device, taken(in.k, positions, k_width));
     number_array<T> v(device, taken(in.v, positions, k_width)), d_o(device, taken(in.d_o, positions, q_width));
