@@ -1,13 +1,12 @@
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "plait/comm/threads/cuda.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/strategy.hpp"
 
@@ -32,13 +31,46 @@ part_values read_part(context<Device>& ctx, std::string name, const box& part, c
   std::vector<T> host(static_cast<std::size_t>(part.local_size()));
   ctx.device.download(host.data(), data, host.size() * sizeof(T), ctx.device.main_stream());
   part_values out{std::move(name), part, {}};
-  for (const T x : host) {
-    if constexpr (std::is_same_v<T, bf16>)
-      out.values.push_back(static_cast<double>(std::bit_cast<float>(std::uint32_t{x.bits} << 16)));
-    else
-      out.values.push_back(static_cast<double>(x));
-  }
+  for (const T x : host) out.values.push_back(converted<double>(x));
   return out;
+}
+
+/// The values of a whole tensor that a rank's part of it has; a part without dims has all.
+inline std::vector<double> values_in(const box& part, const part_values& whole) {
+  if (part.dims == 0) return whole.values;
+  std::vector<double> found;
+  for (std::int64_t n = 0; n < part.local_size(); ++n) {
+    std::int64_t place = 0, left = n, stride = 1;
+    for (int d = part.dims - 1; d >= 0; --d) {
+      place += (part.offset[d] + left % part.local[d]) * stride;
+      left /= part.local[d], stride *= part.global[d];
+    }
+    found.push_back(whole.values.at(static_cast<std::size_t>(place)));
+  }
+  return found;
+}
+
+/// Returns run(ranks, device) of a mesh of one rank on the cpu.
+template <class Mesh, class Run>
+block_outcome on_cpu(const Mesh& mesh, const Run& run) {
+  block_outcome out;
+  threads::run(1, [&](threads::communicator c) {
+    world ranks(mesh.shape(), c);
+    cpu device;
+    out = run(ranks, device);
+  });
+  return out;
+}
+/// Returns run(ranks, device) of each rank of a mesh, whose threads share a GPU.
+template <class Mesh, class Run>
+std::vector<block_outcome> on_gpu(const Mesh& mesh, const Run& run) {
+  std::vector<block_outcome> all(static_cast<std::size_t>(mesh.size()));
+  threads::run(static_cast<int>(mesh.size()), cuda::options{.workspace_bytes = 4 << 20},
+               [&](threads::communicator c, cuda& device) {
+                 world ranks(mesh.shape(), c);
+                 all[static_cast<std::size_t>(ranks.rank())] = run(ranks, device);
+               });
+  return all;
 }
 
 }  // namespace plait::test

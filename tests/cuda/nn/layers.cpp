@@ -3,15 +3,12 @@
 // the results of one rank, which are those of the CPU.
 #include <doctest/doctest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "cuda/device/device_array.hpp"
 #include "cuda/nn/block_parts.hpp"
-#include "plait/comm/threads.hpp"
-#include "plait/comm/threads/cuda.hpp"
 #include "plait/nn/combinators.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/norm.hpp"
@@ -68,16 +65,13 @@ block_outcome run_block(world& ranks, Device& device) {
   return out;
 }
 
+template <class Precision, class S>
+constexpr auto of_block = [](world& ranks, auto& device) { return run_block<Precision, S>(ranks, device); };
+
 /// One rank of the cpu, in float.
 template <class S>
 block_outcome block_on_cpu() {
-  block_outcome out;
-  threads::run(1, [&](threads::communicator c) {
-    world ranks(typename S::mesh{1, 1, 1, 1}.shape(), c);
-    cpu device;
-    out = run_block<float, S>(ranks, device);
-  });
-  return out;
+  return on_cpu(typename S::mesh{1, 1, 1, 1}, of_block<float, S>);
 }
 
 struct extents {
@@ -85,37 +79,8 @@ struct extents {
 };
 
 template <class Precision, class S>
-std::vector<block_outcome> on_gpu(extents e) {
-  const typename S::mesh mesh{e.dp, e.cp, e.tp, std::int64_t{1}};
-  std::vector<block_outcome> all(static_cast<std::size_t>(mesh.size()));
-  threads::run(static_cast<int>(mesh.size()), cuda::options{.workspace_bytes = 4 << 20},
-               [&](threads::communicator c, cuda& device) {
-                 world ranks(mesh.shape(), c);
-                 all[static_cast<std::size_t>(ranks.rank())] = run_block<Precision, S>(ranks, device);
-               });
-  return all;
-}
-
-/// The norm of the difference of a rank's part from that part of the whole tensor, over the norm of that part.
-double off(const part_values& got, const part_values& whole) {
-  double squares = 0, size = 0;
-  const box& b = got.part;
-  std::array<std::int64_t, max_dims> at{};
-  for (const double value : got.values) {
-    std::int64_t place = 0;
-    for (int d = 0; d < b.dims; ++d) {
-      const auto i = static_cast<std::size_t>(d);
-      place = place * b.global[i] + b.offset[i] + at[i];
-    }
-    const double wanted = whole.values[static_cast<std::size_t>(place)];
-    squares += (value - wanted) * (value - wanted), size += wanted * wanted;
-    for (int d = b.dims - 1; d >= 0; --d) {
-      const auto i = static_cast<std::size_t>(d);
-      if (++at[i] < b.local[i]) break;
-      at[i] = 0;
-    }
-  }
-  return std::isfinite(squares) ? std::sqrt(squares / std::max(size, 1e-12)) : HUGE_VAL;
+std::vector<block_outcome> block_on_gpu(extents e) {
+  return on_gpu(typename S::mesh{e.dp, e.cp, e.tp, std::int64_t{1}}, of_block<Precision, S>);
 }
 
 void check_same(const block_outcome& got, const block_outcome& one, double tolerance) {
@@ -125,7 +90,7 @@ void check_same(const block_outcome& got, const block_outcome& one, double toler
     CHECK(got[i].name == one[i].name);
     CHECK(one[i].values.size() == static_cast<std::size_t>(one[i].part.global_size()));
     CHECK(!got[i].values.empty());
-    CHECK(off(got[i], one[i]) < tolerance);
+    CHECK(difference(got[i].values, values_in(got[i].part, one[i])) < tolerance);
   }
 }
 
@@ -137,7 +102,7 @@ void check_strategy() {
     CAPTURE(e.dp);
     CAPTURE(e.cp);
     CAPTURE(e.tp);
-    for (const block_outcome& rank : on_gpu<float, S>(e)) check_same(rank, expected, 1e-5);
+    for (const block_outcome& rank : block_on_gpu<float, S>(e)) check_same(rank, expected, 1e-5);
   }
 }
 
@@ -151,7 +116,8 @@ TEST_CASE("layers on a GPU: parameters stored over dp") { check_strategy<stored_
 TEST_CASE("layers on a GPU: in bf16, near one rank in float") {
   const block_outcome expected = block_on_cpu<megatron_sp>();
   for (const extents e : {extents{1, 1, 1}, {2, 1, 2}})
-    for (const block_outcome& rank : on_gpu<bf16, stored_over_dp<megatron_sp>>(e)) check_same(rank, expected, 3e-2);
+    for (const block_outcome& rank : block_on_gpu<bf16, stored_over_dp<megatron_sp>>(e))
+      check_same(rank, expected, 3e-2);
 }
 
 TEST_CASE("a product in bf16 is rounded once, for every split of its sum") {
@@ -160,12 +126,12 @@ TEST_CASE("a product in bf16 is rounded once, for every split of its sum") {
   std::vector<bf16> a(k, to_bf16(0)), b(k, to_bf16(1)), c(1);
   for (std::size_t i = 0; i < 257; ++i) a[i] = to_bf16(1);
   for (std::size_t i = 772; i < 1028; ++i) a[i] = to_bf16(-1);
-  auto on_gpu = [&](const std::vector<bf16>& from) {
+  const auto uploaded = [&](const std::vector<bf16>& from) {
     auto memory = make_buffer<bf16>(device, from.size());
     device.upload(memory.data(), from.data(), from.size() * sizeof(bf16), device.main_stream());
     return memory;
   };
-  auto x = on_gpu(a), y = on_gpu(b), z = on_gpu(c);
+  auto x = uploaded(a), y = uploaded(b), z = uploaded(c);
   device.gemm(false, false, 1, 1, k, 1.0, x.data<bf16>(), k, y.data<bf16>(), 1, 0.0, z.data<bf16>(), 1);
   device.download(c.data(), z.data(), sizeof(bf16), device.main_stream());
   CHECK(to_float(c[0]) == 1.0f);

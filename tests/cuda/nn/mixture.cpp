@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "cuda/nn/block_parts.hpp"
-#include "plait/comm/threads.hpp"
-#include "plait/comm/threads/cuda.hpp"
 #include "plait/nn/moe.hpp"
 #include "plait/nn/moe/expert_mlp.hpp"
 
@@ -79,46 +77,28 @@ block_outcome run_mixture(world& ranks, Device& device, const moe_options& how) 
   return out;
 }
 
-/// Compares a rank's part with that part of the whole tensor.
-void check_part(const part_values& got, const part_values& whole) {
-  CAPTURE(whole.name);
-  REQUIRE(got.name == whole.name);
-  double most = 0;
-  const box& b = got.part;
-  for (std::size_t n = 0; n < got.values.size(); ++n) {
-    std::int64_t place = 0, left = static_cast<std::int64_t>(n), stride = 1;
-    for (int d = b.dims - 1; d >= 0; --d) {
-      const auto i = static_cast<std::size_t>(d);
-      place += (b.offset[i] + left % b.local[i]) * stride;
-      left /= b.local[i], stride *= b.global[i];
-    }
-    const double expected = whole.values.at(b.dims == 0 ? n : static_cast<std::size_t>(place));
-    most = std::fmax(most, std::isfinite(got.values[n]) ? std::fabs(got.values[n] - expected) : HUGE_VAL);
-  }
-  CHECK(!got.values.empty());
-  CHECK(most < 1e-10);
-}
-
 void check_mixture_on_gpu(const moe_options& how) {
-  block_outcome expected;
-  threads::run(1, [&](threads::communicator c) {
-    world ranks(mixture_mesh{1, 1, 1}.shape(), c);
-    cpu device;
-    expected = run_mixture(ranks, device, how);
-  });
+  const auto run = [&](world& ranks, auto& device) { return run_mixture(ranks, device, how); };
+  const block_outcome expected = on_cpu(mixture_mesh{1, 1, 1}, run);
   CHECK(expected.size() == 12);  // 3 weights of experts, 4 of the shared one, and the router's
   for (const mixture_mesh& mesh :
        {mixture_mesh{1, 1, 1}, mixture_mesh{1, 2, 1}, mixture_mesh{1, 2, 2}, mixture_mesh{2, 2, 1}}) {
     CAPTURE(mesh.size());
-    std::vector<block_outcome> all(static_cast<std::size_t>(mesh.size()));
-    threads::run(static_cast<int>(mesh.size()), cuda::options{.workspace_bytes = 4 << 20},
-                 [&](threads::communicator c, cuda& device) {
-                   world ranks(mesh.shape(), c);
-                   all[static_cast<std::size_t>(ranks.rank())] = run_mixture(ranks, device, how);
-                 });
-    for (const block_outcome& rank : all) {
+    for (const block_outcome& rank : on_gpu(mesh, run)) {
       REQUIRE(rank.size() == expected.size());
-      for (std::size_t i = 0; i < rank.size(); ++i) check_part(rank[i], expected[i]);
+      for (std::size_t i = 0; i < rank.size(); ++i) {
+        CAPTURE(expected[i].name);
+        REQUIRE(rank[i].name == expected[i].name);
+        const std::vector<double> wanted = values_in(rank[i].part, expected[i]);
+        REQUIRE(rank[i].values.size() == wanted.size());
+        double most = 0;
+        for (std::size_t n = 0; n < wanted.size(); ++n) {
+          const double error = std::fabs(rank[i].values[n] - wanted[n]);
+          most = std::fmax(most, std::isfinite(error) ? error : HUGE_VAL);
+        }
+        CHECK(!wanted.empty());
+        CHECK(most < 1e-10);
+      }
     }
   }
 }
@@ -128,17 +108,15 @@ void check_mixture_on_gpu(const moe_options& how) {
 #ifdef PLAIT_CUDA_STAND_IN
 TEST_CASE("experts' products on a GPU are eight calls, for any number of experts with rows") {
   const int before = stand_in::grouped_products;
-  threads::run(1, cuda::options{.workspace_bytes = 4 << 20}, [&](threads::communicator c, cuda& device) {
-    world ranks(mixture_mesh{1, 1, 1}.shape(), c);
-    run_mixture(ranks, device, {.init = {0, 0.3}});
+  on_gpu(mixture_mesh{1, 1, 1}, [](world& ranks, cuda& device) {
+    return run_mixture(ranks, device, {.init = {0, 0.3}});
   });
   CHECK(stand_in::grouped_products - before == 8);
 }
 TEST_CASE("padded experts' products on a GPU are nine calls, and need no addresses in its memory") {
   const int grouped = stand_in::grouped_products, strided = stand_in::strided_products;
-  threads::run(1, cuda::options{.workspace_bytes = 4 << 20}, [&](threads::communicator c, cuda& device) {
-    world ranks(mixture_mesh{1, 1, 1}.shape(), c);
-    run_mixture(ranks, device, {.init = {0, 0.3}, .padded = true});
+  on_gpu(mixture_mesh{1, 1, 1}, [](world& ranks, cuda& device) {
+    return run_mixture(ranks, device, {.init = {0, 0.3}, .padded = true});
   });
   CHECK(stand_in::grouped_products - grouped == 0);
   CHECK(stand_in::strided_products - strided == 9);
