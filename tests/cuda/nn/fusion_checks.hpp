@@ -55,15 +55,7 @@ std::size_t nodes(cuda& device, const Work& work) {
 }
 
 inline context<cuda> sized(cuda& device, world& ranks) {
-  context<cuda> ctx{device, ranks, {}, 3};
-  ctx.sizes.set(dim_of<batch>, 2);
-  ctx.sizes.set(dim_of<seq>, 16);
-  ctx.sizes.set(dim_of<hidden>, 32);
-  ctx.sizes.set(dim_of<ffn>, 64);
-  ctx.sizes.set(dim_of<heads>, 4);
-  ctx.sizes.set(dim_of<kv_heads>, 2);
-  ctx.sizes.set(dim_of<head_dim>, 64);
-  return ctx;
+  return {device, ranks, sizes_of<batch, seq, hidden, ffn, heads, kv_heads, head_dim>(2, 16, 32, 64, 4, 2, 64), 3};
 }
 
 template <class F>
@@ -91,14 +83,17 @@ void fill(context<cuda>& ctx, Layer& layer) {
   });
 }
 
-template <class Tensor>
-values read(context<cuda>& ctx, const Tensor& x) {
-  using T = typename Tensor::value_type;
-  std::vector<T> host(static_cast<std::size_t>(x.size()));
-  ctx.device.download(host.data(), x.data(), host.size() * sizeof(T), ctx.device.main_stream());
+template <class T>
+values read(context<cuda>& ctx, const T* from, std::int64_t size) {
+  std::vector<T> host(static_cast<std::size_t>(size));
+  ctx.device.download(host.data(), from, host.size() * sizeof(T), ctx.device.main_stream());
   values out;
   for (const T v : host) out.push_back(widened(v));
   return out;
+}
+template <class Tensor>
+values read(context<cuda>& ctx, const Tensor& x) {
+  return read(ctx, x.data(), x.size());
 }
 inline values plus(values a, const values& b) {
   for (std::size_t i = 0; i < a.size(); ++i) a[i] += b[i];
@@ -292,9 +287,7 @@ void check_bias_of_caller(context<cuda>& ctx) {
     l.visit([&](auto& p) { p.zero_gradient(ctx); });
     reuse(kept);
     l.backward(ctx, two.x, kept, two.dy);
-    std::vector<G> host(64);
-    ctx.device.download(host.data(), l.bias()->gradient(), 64 * sizeof(G), ctx.device.main_stream());
-    return values(host.begin(), host.end());
+    return read(ctx, l.bias()->gradient(), 64);
   };
   for (const std::size_t shift : {16 / sizeof(T), std::size_t{1}, std::size_t{3}}) {
     CAPTURE(shift);
@@ -319,7 +312,6 @@ void check_bias_of_caller(context<cuda>& ctx) {
 /// microbatch; for later ones a pass adds the sums. Without such a product, passes over dy compute it.
 template <class Precision>
 void check_bias_gradient(context<cuda>& ctx, bool fused, bool defer) {
-  using G = gradient_of<Precision>;
   two_linears<Precision> two(ctx);
   auto& [bare, biased, x, dy] = two;
   weight_work later;
@@ -336,11 +328,7 @@ void check_bias_gradient(context<cuda>& ctx, bool fused, bool defer) {
   CHECK(nodes_of(biased, true) == nodes_of(bare, true) + (fused ? 0 : 3));    // zero, sums of groups, sums of those
   CHECK(nodes_of(biased, false) == nodes_of(bare, false) + (fused ? 1 : 2));  // adds the sums
 
-  const auto gradient = [&](auto& parameter) {
-    std::vector<G> host(static_cast<std::size_t>(parameter.size()));
-    ctx.device.download(host.data(), parameter.gradient(), host.size() * sizeof(G), ctx.device.main_stream());
-    return values(host.begin(), host.end());
-  };
+  const auto gradient = [&](auto& parameter) { return read(ctx, parameter.gradient(), parameter.size()); };
   const values terms = read(ctx, dy);
   values once(64);
   for (std::size_t i = 0; i < terms.size(); ++i) once[i % 64] += terms[i];

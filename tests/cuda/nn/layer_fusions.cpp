@@ -56,8 +56,7 @@ TEST_CASE("fusions: gradients of biases of linears that share an input are one s
     };
     CHECK(nodes(ctx.device, pass) == 2);  // the products of the input's and of the weights' gradients
     const auto same = [&](std::size_t i) {
-      std::vector<float> gradient(64);
-      ctx.device.download(gradient.data(), core.bias(i)->gradient(), 256, ctx.device.main_stream());
+      const values gradient = read(ctx, core.bias(i)->gradient(), 64);
       for (std::size_t c = 0; c < 64; ++c)
         if (gradient[c] != static_cast<float>(sums[i * 64 + c])) return false;
       return true;
@@ -194,10 +193,9 @@ TEST_CASE("fusions: a norm's weight gradient is computed in the pass of its inpu
     rms_norm<float, rows, cuda>::saved kept;
     norm.forward(ctx, x, &kept);
     const auto gradient = [&] {
-      std::vector<float> host(32);
-      ctx.device.download(host.data(), norm.weight()->gradient(), 128, ctx.device.main_stream());
+      const values added = read(ctx, norm.weight()->gradient(), 32);
       norm.weight()->zero_gradient(ctx);
-      return values(host.begin(), host.end());
+      return added;
     };
     const std::size_t at_once = nodes(ctx.device, [&] { reuse(kept), norm.backward(ctx, x, kept, dy); });
     norm.weight()->zero_gradient(ctx);
