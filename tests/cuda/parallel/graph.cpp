@@ -37,28 +37,16 @@ TEST_CASE("values set between replays are used by the next step") {
 TEST_CASE("a step that is launched after replays reuses the graph's memory") {
   const scenario s = small_scenario();
   on_gpu(s, 1, s.batch / s.microbatches, [&](const context<cuda>& ctx) {
-    small_model model(ctx, s.config, s.options);
-    adamw<bf16, cuda> optimizer;
-    training_step step(ctx, model, optimizer, s.microbatches, 1.0);
-    graph_step replayed(ctx, step);
-    model.visit([&](auto& p) { p.initialize(ctx); });
-    const auto run = [&] {
-      step.load(ctx, 0, [&](std::int64_t m, auto& ids, auto& labels) {
-        fill_tokens(s, m * s.batch / s.microbatches, ids, labels);
-      });
-      optimizer.begin_step(ctx, 1e-3);
-      replayed.run(ctx);
-      static_cast<void>(step.result(ctx));
-    };
-    for (int i = 0; i < 3; ++i) run();
-    CHECK(replayed.replaying());
+    small_run run(ctx, s, true);
+    for (int i = 0; i < 3; ++i) run.train(0);
+    CHECK(run.replayed->replaying());
     CHECK(ctx.device.scratch_bytes() > 0);
     const std::size_t reserved = ctx.device.reserved_bytes();
-    model.visit([&](auto& p) { p.initialize(ctx); });
-    run();
-    CHECK_FALSE(replayed.replaying());
-    run();
-    CHECK(replayed.replaying());
+    run.initialize();
+    run.train(0);
+    CHECK_FALSE(run.replayed->replaying());
+    run.train(0);
+    CHECK(run.replayed->replaying());
     CHECK(ctx.device.reserved_bytes() == reserved);
   });
 }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "plait/comm/threads/cuda.hpp"
@@ -35,6 +36,36 @@ void on_gpu(const scenario& s, std::int64_t ranks, std::int64_t batch, const Bod
   });
 }
 
+/// A small model with initial weights, its optimizer, and their steps.
+struct small_run {
+  small_run(const context<cuda>& c, const scenario& of, bool recorded, const pipeline_options& how = {})
+      : ctx(c), s(of), as_graph(recorded), model(c, s.config, s.options), optimizer(s.optimizer) {
+    initialize();
+    step.emplace(ctx, model, optimizer, s.microbatches, 1.0, how);
+    replayed.emplace(ctx, *step);
+  }
+  void initialize() {
+    model.visit([&](auto& p) { p.initialize(ctx); });
+  }
+  /// Trains on the samples of step `i`, and returns the loss.
+  double train(std::int64_t i) {
+    step->load(ctx, i * s.batch, [&](std::int64_t m, auto& ids, auto& labels) {
+      fill_tokens(s, i * s.batch + m * s.batch / s.microbatches, ids, labels);
+    });
+    optimizer.begin_step(ctx, 1e-3 * static_cast<double>(i + 1));
+    as_graph ? replayed->run(ctx) : step->run(ctx);
+    return step->result(ctx).loss;
+  }
+
+  const context<cuda>& ctx;
+  const scenario& s;
+  bool as_graph;
+  small_model model;
+  chosen_optimizer<bf16, cuda> optimizer;
+  std::optional<training_step<small_model>> step{};
+  std::optional<graph_step<training_step<small_model>>> replayed{};
+};
+
 struct training_outcome {
   std::vector<double> losses{};
   std::uint64_t weights = 0;        ///< their hash, after the last step
@@ -48,29 +79,17 @@ inline training_outcome train_small(const scenario& s, bool as_graph, bool inter
                                     const cuda::options& device_options = {}, bool offload_activations = false) {
   training_outcome out;
   const auto body = [&](const context<cuda>& ctx) {
-    small_model model(ctx, s.config, s.options);
-    model.visit([&](auto& p) { p.initialize(ctx); });
-    chosen_optimizer<bf16, cuda> optimizer(s.optimizer);
-    training_step step(ctx, model, optimizer, s.microbatches, 1.0, {.offload_activations = offload_activations});
-    graph_step replayed(ctx, step);
+    small_run run(ctx, s, as_graph, {.offload_activations = offload_activations});
     for (std::int64_t i = 0; i < 6; ++i) {
-      if (interrupted && i == 4) model.visit([&](auto& p) { p.initialize(ctx); });
+      if (interrupted && i == 4) run.initialize();
       if (i == 2) ctx.device.reset_peak();
-      step.load(ctx, i * s.batch, [&](std::int64_t m, auto& ids, auto& labels) {
-        fill_tokens(s, i * s.batch + m * s.batch / s.microbatches, ids, labels);
-      });
-      optimizer.begin_step(ctx, 1e-3 * static_cast<double>(i + 1));
-      if (as_graph)
-        replayed.run(ctx);
-      else
-        step.run(ctx);
-      out.losses.push_back(step.result(ctx).loss);
+      out.losses.push_back(run.train(i));
     }
-    CHECK(replayed.replaying() == as_graph);
-    out.weights = weights_hash(ctx, model);
+    CHECK(run.replayed->replaying() == as_graph);
+    out.weights = weights_hash(ctx, run.model);
     out.peak_bytes = ctx.device.peak_bytes();
     out.host_bytes = ctx.device.host_bytes_in_use();
-    model.visit([&](auto& p) {
+    run.model.visit([&](auto& p) {
       out.optimizer_bytes +=
           static_cast<std::size_t>(p.size()) * sizeof(float) +
           moment_bytes<bf16>(s.optimizer, p.info(), p.size(), p.array_offset() % kernels::moment_block);
