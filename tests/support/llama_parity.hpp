@@ -18,6 +18,9 @@
 #include "plait/plan/dry_run.hpp"
 #include "plait/testing/layer_parity.hpp"
 #include "support/model_parity.hpp"
+#ifndef __CUDACC__
+#include "support/on_mesh.hpp"
+#endif
 
 /// Trains small Llamas on a mesh and compares everything with one rank.
 namespace plait::test {
@@ -112,6 +115,14 @@ template <strategy S>
 dim_sizes microbatch_sizes(const scenario& s, const mesh_shape& mesh) {
   return llama_sizes<S>(s.config, mesh, s.batch / s.microbatches, s.seq);
 }
+#ifndef __CUDACC__
+/// Runs work(ctx) on each of dp x tp ranks, with the sizes of a microbatch.
+template <class Work>
+void on_llama_mesh(std::int64_t dp_ranks, std::int64_t tp_ranks, const scenario& s, std::uint64_t seed, Work&& work) {
+  const megatron_sp::mesh mesh{dp_ranks, 1, tp_ranks, 1};
+  on_mesh(mesh, microbatch_sizes<megatron_sp>(s, mesh.shape()), seed, work);
+}
+#endif
 
 inline constexpr zero_level all_levels[] = {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
                                             zero_level::parameters};

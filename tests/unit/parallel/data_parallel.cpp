@@ -41,44 +41,46 @@ double padded(small_llama& model, std::int64_t ranks) {
   return static_cast<double>(all);
 }
 
-dim_sizes sizes_on(const megatron_sp::mesh& mesh, const scenario& s) {
-  return llama_sizes<megatron_sp>(s.config, mesh.shape(), s.batch, s.seq);
+pipeline_options at_level(zero_level level) { return {.parallel = {.level = level}}; }
+
+/// The text of the error of work(ctx) on data ranks, or "".
+template <class Work>
+std::string error_on_ranks(int ranks, const scenario& s, const Work& work) {
+  return text_thrown_by([&] { on_llama_mesh(ranks, 1, s, 1, work); });
 }
 
 measured measure(const scenario& s, int ranks, const pipeline_options& how) {
   measured found;
-  on_mesh(megatron_sp::mesh{ranks, 1, 1, 1},
-          microbatch_sizes<megatron_sp>(s, megatron_sp::mesh{ranks, 1, 1, 1}.shape()), 1, [&](const context<cpu>& ctx) {
-            small_llama model(ctx, s.config);
-            adamw<double> optimizer;
-            training_step step(ctx, model, optimizer, s.microbatches, 1.0, how);
-            model.visit([&](auto& p) { p.initialize(ctx); });
-            for (int i = 0; i < 2; ++i) {
-              ctx.ranks.ledger().clear();
-              ctx.device.reset_peak();
-              run_step(ctx, step, optimizer, s, i, 1e-3);
-              static_cast<void>(step.result(ctx));
-              step.model().wait_for_transfers();
-            }
-            if (ctx.ranks.rank() != ranks - 1) return;
-            const auto sent = [&](collective kind) {
-              return static_cast<double>(ctx.ranks.ledger().total("dp", kind).wire) / ranks;
-            };
-            found.gathered = sent(collective::all_gather);
-            found.scattered = sent(collective::reduce_scatter);
-            found.reduced = sent(collective::all_reduce);
-            found.between = static_cast<double>(ctx.device.bytes_in_use());
-            found.peak = static_cast<double>(ctx.device.peak_bytes());
-            found.elements = padded(model, how.parallel.level == zero_level::replicated ? 1 : ranks);
+  on_llama_mesh(ranks, 1, s, 1, [&](const context<cpu>& ctx) {
+    small_llama model(ctx, s.config);
+    adamw<double> optimizer;
+    training_step step(ctx, model, optimizer, s.microbatches, 1.0, how);
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    for (int i = 0; i < 2; ++i) {
+      ctx.ranks.ledger().clear();
+      ctx.device.reset_peak();
+      run_step(ctx, step, optimizer, s, i, 1e-3);
+      static_cast<void>(step.result(ctx));
+      step.model().wait_for_transfers();
+    }
+    if (ctx.ranks.rank() != ranks - 1) return;
+    const auto sent = [&](collective kind) {
+      return static_cast<double>(ctx.ranks.ledger().total("dp", kind).wire) / ranks;
+    };
+    found.gathered = sent(collective::all_gather);
+    found.scattered = sent(collective::reduce_scatter);
+    found.reduced = sent(collective::all_reduce);
+    found.between = static_cast<double>(ctx.device.bytes_in_use());
+    found.peak = static_cast<double>(ctx.device.peak_bytes());
+    found.elements = padded(model, how.parallel.level == zero_level::replicated ? 1 : ranks);
 
-            world counted = world::counting(ctx.ranks.shape(), ctx.ranks.rank());
-            counting_device counts;
-            const context<counting_device> there{counts, counted, ctx.sizes, 1};
-            llama<double, megatron_sp, counting_device> same(there, s.config);
-            pipeline<llama<double, megatron_sp, counting_device>> whole(there, same, static_cast<int>(s.microbatches),
-                                                                        how);
-            found.predicted_peak = static_cast<double>(dry_run_step(there, whole).peak_bytes);
-          });
+    world counted = world::counting(ctx.ranks.shape(), ctx.ranks.rank());
+    counting_device counts;
+    const context<counting_device> there{counts, counted, ctx.sizes, 1};
+    llama<double, megatron_sp, counting_device> same(there, s.config);
+    pipeline<llama<double, megatron_sp, counting_device>> whole(there, same, static_cast<int>(s.microbatches), how);
+    found.predicted_peak = static_cast<double>(dry_run_step(there, whole).peak_bytes);
+  });
   return found;
 }
 
@@ -96,8 +98,7 @@ TEST_CASE("a step sends the bytes of the formula, for any number of microbatches
         CAPTURE(microbatches);
         CAPTURE(static_cast<int>(level));
         s.microbatches = microbatches;
-        pipeline_options how;
-        how.parallel.level = level;
+        pipeline_options how = at_level(level);
         const measured m = measure(s, ranks, how);
         const double once = m.elements * 8 * (ranks - 1) / ranks;  // a gather or a reduce-scatter of all elements
         // In addition to gradients, a step reduces the norm and numbers of the loss.
@@ -131,9 +132,7 @@ TEST_CASE("a rank holds the bytes of the formula and of the dry run") {
     for (const zero_level level : all_levels) {
       CAPTURE(ranks);
       CAPTURE(static_cast<int>(level));
-      pipeline_options how;
-      how.parallel.level = level;
-      const measured m = measure(s, ranks, how);
+      const measured m = measure(s, ranks, at_level(level));
       const double n = m.elements;
       const double expected = level == zero_level::replicated  ? n * (8 + 8 + 16)
                               : level == zero_level::optimizer ? n * (8 + 8 + 16.0 / ranks)
@@ -172,17 +171,14 @@ class with_spare : public small_llama {
 TEST_CASE("a parameter that no pass uses is refused by name at the first step, but a frozen one is not") {
   const scenario s = deep();
   const auto failure_of = [&](zero_level level, int ranks, bool frozen) {
-    const megatron_sp::mesh on{ranks, 1, 1, 1};
-    return error_on_mesh(on, sizes_on(on, s), 1, [&](const context<cpu>& ctx) {
+    return error_on_ranks(ranks, s, [&](const context<cpu>& ctx) {
       with_spare model(ctx, s.config);
       if (frozen)
         model.visit([](auto& p) {
           if (p.name() == "spare.weight") p.freeze();
         });
       adamw<double> optimizer;
-      pipeline_options how;
-      how.parallel.level = level;
-      training_step step(ctx, model, optimizer, 1, 1.0, how);
+      training_step step(ctx, model, optimizer, 1, 1.0, at_level(level));
       step.model().visit([&](auto& p) { p.initialize(ctx); });
       run_step(ctx, step, optimizer, s, 0, 1e-3);
       static_cast<void>(step.result(ctx));
@@ -203,11 +199,9 @@ TEST_CASE("with bucket_cut::whole every rank has about the same share of the opt
   const scenario s = deep();
   for (const int ranks : {2, 4}) {
     std::vector<double> loads(static_cast<std::size_t>(ranks), 0.0);
-    const megatron_sp::mesh on{ranks, 1, 1, 1};
-    on_mesh(on, sizes_on(on, s), 1, [&](const context<cpu>& ctx) {
+    on_llama_mesh(ranks, 1, s, 1, [&](const context<cpu>& ctx) {
       small_llama model(ctx, s.config);
-      pipeline_options how;
-      how.parallel.level = zero_level::optimizer;
+      pipeline_options how = at_level(zero_level::optimizer);
       how.cut = bucket_cut::whole;
       pipeline<small_llama> whole(ctx, model, 1, how);
       model.visit([&](auto& p) {
@@ -224,16 +218,9 @@ TEST_CASE("with bucket_cut::whole every rank has about the same share of the opt
 TEST_CASE("options and models that do not fit a policy are refused by name") {
   const auto failure_of = [](auto&& body) {
     const scenario s = deep();
-    const megatron_sp::mesh on{2, 1, 1, 1};
-    return error_on_mesh(on, sizes_on(on, s), 1, [&](const context<cpu>& ctx) { body(ctx, s); });
+    return error_on_ranks(2, s, [&](const context<cpu>& ctx) { body(ctx, s); });
   };
-  pipeline_options three;
-  three.parallel.level = zero_level::parameters;
-  const auto with = [&](zero_level level) {
-    pipeline_options how;
-    how.parallel.level = level;
-    return how;
-  };
+  const pipeline_options three = at_level(zero_level::parameters);
   CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               pipeline<small_llama> step(ctx, model, 1, three);
@@ -242,7 +229,7 @@ TEST_CASE("options and models that do not fit a policy are refused by name") {
             "because data parallelism cuts it; change its values by fill_values(ctx, fill)"));
   CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
-              pipeline<small_llama> step(ctx, model, 1, with(zero_level::replicated));
+              pipeline<small_llama> step(ctx, model, 1, at_level(zero_level::replicated));
               model.visit([&](auto& p) { p.initialize(ctx); });
               gather_parameters(ctx, model);
               zero_gradients(ctx, model);
@@ -263,7 +250,7 @@ TEST_CASE("options and models that do not fit a policy are refused by name") {
   CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               pipeline<small_llama> one(ctx, model, 1, three);
-              pipeline<small_llama> two(ctx, model, 1, with(zero_level::replicated));
+              pipeline<small_llama> two(ctx, model, 1, at_level(zero_level::replicated));
             }),
             "another training step has cut it in another way; a model has one policy"));
   CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
@@ -277,25 +264,25 @@ TEST_CASE("options and models that do not fit a policy are refused by name") {
   CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               adamw<double> optimizer({.moments = moment_type::int8});
-              training_step step(ctx, model, optimizer, 1, 1.0, with(zero_level::optimizer));
+              training_step step(ctx, model, optimizer, 1, 1.0, at_level(zero_level::optimizer));
             }),
             "adamw: moments = int8 have a scale for each 256 elements, and data parallelism cuts"));
   CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
               chosen_optimizer<double> optimizer(muon_options{});
-              training_step step(ctx, model, optimizer, 1, 1.0, with(zero_level::gradients));
+              training_step step(ctx, model, optimizer, 1, 1.0, at_level(zero_level::gradients));
             }),
             "muon: data parallelism cuts the matrix model.layers."));
   CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
-              pipeline_options how = with(zero_level::optimizer);
+              pipeline_options how = at_level(zero_level::optimizer);
               how.axes.shard = axis_list(axis_of<tp>);
               pipeline<small_llama> step(ctx, model, 1, how);
             }),
             "zero_level::optimizer shards over the axes of data_axes::shard, along which this mesh has one rank"));
   CHECK(has(failure_of([&](auto& ctx, const scenario& s) {
               small_llama model(ctx, s.config);
-              pipeline_options how = with(zero_level::optimizer);
+              pipeline_options how = at_level(zero_level::optimizer);
               how.axes.replicate = axis_list(axis_of<dp>);
               pipeline<small_llama> step(ctx, model, 1, how);
             }),

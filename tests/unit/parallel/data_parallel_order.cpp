@@ -122,42 +122,39 @@ TEST_CASE("delays change no bit in a pipeline with a hybrid and gathers two uses
 TEST_CASE("values that ranks exchange around the norm travel before the gathers of a step") {
   const scenario s = deep();
   for (const zero_level level : {zero_level::replicated, zero_level::optimizer, zero_level::gradients}) {
-    pipeline_options how;
-    how.parallel.level = level;
-    on_mesh(megatron_sp::mesh{2, 1, 1, 1},
-            llama_sizes<megatron_sp>(s.config, megatron_sp::mesh{2, 1, 1, 1}.shape(), s.batch, s.seq), 1,
-            [&](const context<cpu>& ctx) {
-              small_llama model(ctx, s.config);
-              adamw<double> optimizer;
-              training_step step(ctx, model, optimizer, 1, 1.0, how);
-              model.visit([&](auto& p) { p.initialize(ctx); });
-              step.model().gather_changed(ctx);
-              any_communicator asking = ctx.ranks.root().split(0, ctx.ranks.rank());
-              double value = 0;
-              request in_flight;
-              int begun = 0, ended = 0;
-              const auto gathers = [&] { return ctx.ranks.ledger().total("dp", collective::all_gather).calls; };
-              std::uint64_t before = 0;
-              step.on_norm(
-                  [&] {
-                    ++begun;
-                    CHECK(gathers() == before);
-                    value = ctx.ranks.rank() + 10.0 * begun;
-                    asking.start_all_reduce(&value, &value, 1, dtype::f64, reduce_op::max).swap(in_flight);
-                  },
-                  [&] {
-                    CHECK(++ended == begun);
-                    in_flight.wait();
-                    CHECK(value == 1 + 10.0 * begun);
-                    CHECK(gathers() == before);
-                  });
-              for (int i = 0; i < 2; ++i) {
-                before = gathers();
-                run_step(ctx, step, optimizer, s, i, 1e-3);
-                CHECK(ended == i + 1);
-                CHECK((gathers() > before) == (level != zero_level::replicated));
-              }
-              step.model().wait_for_transfers();
-            });
+    pipeline_options how{.parallel = {.level = level}};
+    on_llama_mesh(2, 1, s, 1, [&](const context<cpu>& ctx) {
+      small_llama model(ctx, s.config);
+      adamw<double> optimizer;
+      training_step step(ctx, model, optimizer, 1, 1.0, how);
+      model.visit([&](auto& p) { p.initialize(ctx); });
+      step.model().gather_changed(ctx);
+      any_communicator asking = ctx.ranks.root().split(0, ctx.ranks.rank());
+      double value = 0;
+      request in_flight;
+      int begun = 0, ended = 0;
+      const auto gathers = [&] { return ctx.ranks.ledger().total("dp", collective::all_gather).calls; };
+      std::uint64_t before = 0;
+      step.on_norm(
+          [&] {
+            ++begun;
+            CHECK(gathers() == before);
+            value = ctx.ranks.rank() + 10.0 * begun;
+            asking.start_all_reduce(&value, &value, 1, dtype::f64, reduce_op::max).swap(in_flight);
+          },
+          [&] {
+            CHECK(++ended == begun);
+            in_flight.wait();
+            CHECK(value == 1 + 10.0 * begun);
+            CHECK(gathers() == before);
+          });
+      for (int i = 0; i < 2; ++i) {
+        before = gathers();
+        run_step(ctx, step, optimizer, s, i, 1e-3);
+        CHECK(ended == i + 1);
+        CHECK((gathers() > before) == (level != zero_level::replicated));
+      }
+      step.model().wait_for_transfers();
+    });
   }
 }

@@ -8,7 +8,6 @@
 
 #include "plait/parallel/evaluate.hpp"
 #include "support/llama_parity.hpp"
-#include "support/on_mesh.hpp"
 #include "support/temp_folder.hpp"
 #include "support/texts.hpp"
 
@@ -28,13 +27,11 @@ scenario of_one_step() {
 /// Calls f(ctx, model) on each of `ranks` data ranks, with initial weights.
 template <class M = small, class F>
 void on_ranks(int ranks, const scenario& s, const llama_options& how, const F& f) {
-  on_mesh(megatron_sp::mesh{ranks, 1, 1, 1},
-          llama_sizes<megatron_sp>(s.config, megatron_sp::mesh{ranks, 1, 1, 1}.shape(), s.batch, s.seq), 1,
-          [&](const context<cpu>& ctx) {
-            M model(ctx, s.config, how);
-            model.visit([&](auto& p) { p.initialize(ctx); });
-            f(ctx, model);
-          });
+  on_llama_mesh(ranks, 1, s, 1, [&](const context<cpu>& ctx) {
+    M model(ctx, s.config, how);
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    f(ctx, model);
+  });
 }
 
 /// The loss of `microbatches` equal microbatches, by a pipeline that trains with one microbatch.
@@ -130,8 +127,7 @@ TEST_CASE("values that change while a gather is in flight are gathered before th
     std::vector<double> first(2), again(2);
     on_ranks(2, s, {}, [&](auto& ctx, small& model) {
       adamw<double> optimizer;
-      pipeline_options how;
-      how.parallel.level = level;
+      pipeline_options how{.parallel = {.level = level}};
       training_step step(ctx, model, optimizer, 1, 1.0, how);
       const auto loss = [&] {
         step.load(ctx, 0, [&](std::int64_t, auto& i, auto& l, host_starts&) { fill_tokens(s, 0, i, l); });
@@ -153,21 +149,18 @@ TEST_CASE("a model with a parameter that was never set is not trained") {
   for (const zero_level level : {zero_level::replicated, zero_level::gradients, zero_level::parameters}) {
     CAPTURE(static_cast<int>(level));
     const auto train = [&] {
-      on_mesh(megatron_sp::mesh{2, 1, 1, 1},
-              llama_sizes<megatron_sp>(s.config, megatron_sp::mesh{2, 1, 1, 1}.shape(), s.batch, s.seq), 1,
-              [&](const context<cpu>& ctx) {
-                small model(ctx, s.config);
-                model.visit([&](auto& p) {
-                  if (p.name() != "model.norm.weight") p.initialize(ctx);
-                });
-                adamw<double> optimizer;
-                pipeline_options how;
-                how.parallel.level = level;
-                training_step step(ctx, model, optimizer, 1, 1.0, how);
-                step.load(ctx, 0, [&](std::int64_t, auto& i, auto& l, host_starts&) { fill_tokens(s, 0, i, l); });
-                optimizer.begin_step(ctx, 1e-2);
-                step.run(ctx);
-              });
+      on_llama_mesh(2, 1, s, 1, [&](const context<cpu>& ctx) {
+        small model(ctx, s.config);
+        model.visit([&](auto& p) {
+          if (p.name() != "model.norm.weight") p.initialize(ctx);
+        });
+        adamw<double> optimizer;
+        pipeline_options how{.parallel = {.level = level}};
+        training_step step(ctx, model, optimizer, 1, 1.0, how);
+        step.load(ctx, 0, [&](std::int64_t, auto& i, auto& l, host_starts&) { fill_tokens(s, 0, i, l); });
+        optimizer.begin_step(ctx, 1e-2);
+        step.run(ctx);
+      });
     };
     CHECK_ERROR(train(), "parameter model.norm.weight: gather would have layers read values that have not been set");
   }

@@ -122,11 +122,8 @@ TEST_CASE("the list is the same on every mesh, and in the model's order over the
 TEST_CASE("the hash of all weights does not change between versions") {
   const run_of_hashes one = train_hashed(scenario_of(false), 1, 1, make_schedule<one_f_one_b>(1, 2));
   std::uint64_t by_hand = 0;
-  threads::run(1, [&](threads::communicator c) {
-    world w(megatron_sp::mesh{1, 1, 1, 1}.shape(), c);
-    cpu device;
-    const scenario s = scenario_of(false);
-    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), 8, s.seq), 20260};
+  const scenario s = scenario_of(false);
+  on_llama_mesh(1, 1, s, 20260, [&](const context<cpu>& ctx) {
     small_llama model(ctx, s.config);
     model.visit([&](auto& p) {
       p.initialize(ctx);
@@ -147,11 +144,8 @@ TEST_CASE("the hash of all weights does not change between versions") {
 }
 
 TEST_CASE("one changed bit changes one hash; a frozen parameter has no gradient's hash") {
-  threads::run(2, [&](threads::communicator c) {
-    world w(megatron_sp::mesh{1, 1, 2, 1}.shape(), c);
-    cpu device;
-    const scenario s = scenario_of(false);
-    const context<cpu> ctx{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), 8, s.seq), 1};
+  const scenario s = scenario_of(false);
+  on_llama_mesh(1, 2, s, 1, [&](const context<cpu>& ctx) {
     small_llama model(ctx, s.config);
     model.visit([&](auto& p) { p.initialize(ctx); });
     model.visit([&](auto& p) {
@@ -162,7 +156,7 @@ TEST_CASE("one changed bit changes one hash; a frozen parameter has no gradient'
     reduce_all(ctx, model);
     const std::vector<parameter_hash> before = parameter_hashes(ctx, model, true);
     model.visit([&](auto& p) {
-      if (p.name() == "model.layers.3.mlp.down_proj.weight" && c.rank() == 1)
+      if (p.name() == "model.layers.3.mlp.down_proj.weight" && ctx.ranks.rank() == 1)
         p.value()[7] = std::nextafter(p.value()[7], 10.0);
     });
     const std::vector<parameter_hash> after = parameter_hashes(ctx, model, true);

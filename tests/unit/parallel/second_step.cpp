@@ -42,27 +42,16 @@ struct outcome {
   friend bool operator==(const outcome&, const outcome&) = default;
 };
 
-/// Calls f(ctx, world) on each of two data ranks.
-template <class F>
-void on_two_ranks(const scenario& s, const F& f) {
-  threads::run(2, [&](threads::communicator c) {
-    world w(megatron_sp::mesh{2, 1, 1, 1}.shape(), c);
-    cpu device;
-    f(context<cpu>{device, w, llama_sizes<megatron_sp>(s.config, w.shape(), s.batch, s.seq), 1}, w);
-  });
-}
-
 template <class Precision>
 outcome train(zero_level level, between how) {
   const scenario s = of_four_steps();
   outcome out;
-  on_two_ranks(s, [&](const context<cpu>& ctx, world& w) {
+  on_llama_mesh(2, 1, s, 1, [&](const context<cpu>& ctx) {
     model_of<Precision> model(ctx, s.config);
     model.visit([&](auto& p) { p.initialize(ctx); });
     if (how == between::a_look) gather_parameters(ctx, model);
     adamw<Precision> optimizer;
-    pipeline_options options;
-    options.parallel.level = level;
+    pipeline_options options{.parallel = {.level = level}};
     std::vector<std::unique_ptr<step_of_model<Precision>>> steps;
     for (std::int64_t i = 0; i < s.steps; ++i) {
       const bool again = how == between::another_step || (how == between::an_old_look && i == 2);
@@ -76,10 +65,10 @@ outcome train(zero_level level, between how) {
       auto& step = *steps.back();
       run_step(ctx, step, optimizer, s, i, 1e-2);
       const double loss = step.result(ctx).loss;
-      if (w.rank() == 0) out.losses.push_back(loss);
+      if (ctx.ranks.rank() == 0) out.losses.push_back(loss);
     }
     const std::uint64_t hash = weights_hash(ctx, steps.back()->model());
-    if (w.rank() == 0) out.hash = hash;
+    if (ctx.ranks.rank() == 0) out.hash = hash;
   });
   return out;
 }
@@ -110,12 +99,11 @@ TEST_CASE("the first training step is refused, and changes nothing") {
   const scenario s = of_four_steps();
   for (const zero_level level : all_levels) {
     CAPTURE(static_cast<int>(level));
-    on_two_ranks(s, [&](const context<cpu>& ctx, world&) {
+    on_llama_mesh(2, 1, s, 1, [&](const context<cpu>& ctx) {
       model_of<bf16> model(ctx, s.config);
       model.visit([&](auto& p) { p.initialize(ctx); });
       adamw<bf16> optimizer;
-      pipeline_options options;
-      options.parallel.level = level;
+      pipeline_options options{.parallel = {.level = level}};
       step_of_model<bf16> one(ctx, model, optimizer, 1, 1.0, options), two(ctx, model, optimizer, 1, 1.0, options);
       const auto run = [&](step_of_model<bf16>& step) {
         run_step(ctx, step, optimizer, s, 0, 1e-2);

@@ -5,23 +5,21 @@
 #include <utility>
 
 #include "support/llama_parity.hpp"
-#include "support/on_mesh.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
 TEST_CASE("initial weights depend on the seed and the name only") {
   const auto start = [](std::uint64_t seed, std::int64_t dp_ranks, std::int64_t tp_ranks) {
-    const llama_config config = small_config(8, 4);
+    scenario s{small_config(8, 4)};
+    s.batch = 4, s.seq = 8;
     std::vector<named_values> values;
-    on_mesh(megatron_sp::mesh{dp_ranks, 1, tp_ranks, 1},
-            llama_sizes<megatron_sp>(config, megatron_sp::mesh{dp_ranks, 1, tp_ranks, 1}.shape(), 4, 8), seed,
-            [&](const context<cpu>& ctx) {
-              llama<float, megatron_sp> model(ctx, config);
-              model.visit([&](auto& p) { p.initialize(ctx); });
-              auto mine = gather_values(ctx, model);
-              if (ctx.ranks.rank() == ctx.ranks.size() - 1) values = std::move(mine);
-            });
+    on_llama_mesh(dp_ranks, tp_ranks, s, seed, [&](const context<cpu>& ctx) {
+      llama<float, megatron_sp> model(ctx, s.config);
+      model.visit([&](auto& p) { p.initialize(ctx); });
+      auto mine = gather_values(ctx, model);
+      if (ctx.ranks.rank() == ctx.ranks.size() - 1) values = std::move(mine);
+    });
     return values;
   };
   const auto one = start(1, 1, 1), other = start(2, 1, 1), mesh = start(1, 2, 4);
@@ -51,24 +49,21 @@ TEST_CASE("the gradient of the loss matches differences of the loss, through the
   }();
   const auto loss_with = [&](const std::string& name, std::size_t index, double by, named_values* gradient) {
     double loss = 0;
-    on_mesh(megatron_sp::mesh{1, 1, 1, 1},
-            llama_sizes<megatron_sp>(base.config, megatron_sp::mesh{1, 1, 1, 1}.shape(), base.batch, base.seq), 4,
-            [&](const context<cpu>& ctx) {
-              llama<double, megatron_sp> model(ctx, base.config, base.options);
-              model.visit([&](auto& p) {
-                p.initialize(ctx);
-                if (p.name() == name) p.value()[index] += by;
-              });
-              adamw<double> optimizer;
-              loss = train_step(ctx, model, optimizer, 1, 0.0, 0.0, 0,
-                                [&](std::int64_t, host_tokens& ids, host_tokens& labels) {
-                                  fill_tokens(base, 0, ids, labels);
-                                })
-                         .loss;
-              if (gradient)
-                for (named_values& g : gather_gradients(ctx, model))
-                  if (g.name == name) *gradient = std::move(g);
-            });
+    on_llama_mesh(1, 1, base, 4, [&](const context<cpu>& ctx) {
+      llama<double, megatron_sp> model(ctx, base.config, base.options);
+      model.visit([&](auto& p) {
+        p.initialize(ctx);
+        if (p.name() == name) p.value()[index] += by;
+      });
+      adamw<double> optimizer;
+      loss =
+          train_step(ctx, model, optimizer, 1, 0.0, 0.0, 0, [&](std::int64_t, host_tokens& ids, host_tokens& labels) {
+            fill_tokens(base, 0, ids, labels);
+          }).loss;
+      if (gradient)
+        for (named_values& g : gather_gradients(ctx, model))
+          if (g.name == name) *gradient = std::move(g);
+    });
     return loss;
   };
   for (const char* name :
@@ -110,38 +105,34 @@ TEST_CASE("a step whose gradients are not finite is skipped by all ranks alike, 
   };
   const auto run = [&](const optimizer_options& kind, bool poisoned) {
     std::vector<seen> all(4);
-    on_mesh(megatron_sp::mesh{2, 1, 2, 1},
-            llama_sizes<megatron_sp>(s.config, megatron_sp::mesh{2, 1, 2, 1}.shape(), s.batch, s.seq), 4,
-            [&](const context<cpu>& ctx) {
-              llama<double, megatron_sp> model(ctx, s.config, s.options);
-              model.visit([&](auto& p) { p.initialize(ctx); });
-              chosen_optimizer<double> optimizer(kind);
-              training_step step(ctx, model, optimizer, 1, 1.0);
-              seen& mine = all[static_cast<std::size_t>(ctx.ranks.rank())];
-              const auto one_step = [&](std::int64_t number) {
-                run_step(ctx, step, optimizer, s, number, 1e-2);
-                return step.result(ctx);
-              };
-              mine.steps.push_back(one_step(0));
-              if (poisoned) {
-                auto& gate = model.block_at(0).template get<1>().inner();
-                double* weight = nullptr;
-                gate.visit([&](auto& p) {
-                  if (p.name().ends_with("gate_proj.weight")) weight = p.value();
-                });
-                const double before = weight[3];
-                if (ctx.ranks.rank() == 1)
-                  weight[3] = std::numeric_limits<double>::infinity();  // on one tensor-parallel rank
-                mine.steps.push_back(one_step(1));
-                for (int again = 0; again < 2; ++again)
-                  CHECK(step.result(ctx).skipped);  // the step is undone only once
-                weight[3] = before;
-                CHECK(optimizer.step() == 1);
-              }
-              mine.steps.push_back(one_step(1));
-              mine.weights = gather_values(ctx, model);
-              mine.counted = optimizer.step();
-            });
+    on_llama_mesh(2, 2, s, 4, [&](const context<cpu>& ctx) {
+      llama<double, megatron_sp> model(ctx, s.config, s.options);
+      model.visit([&](auto& p) { p.initialize(ctx); });
+      chosen_optimizer<double> optimizer(kind);
+      training_step step(ctx, model, optimizer, 1, 1.0);
+      seen& mine = all[static_cast<std::size_t>(ctx.ranks.rank())];
+      const auto one_step = [&](std::int64_t number) {
+        run_step(ctx, step, optimizer, s, number, 1e-2);
+        return step.result(ctx);
+      };
+      mine.steps.push_back(one_step(0));
+      if (poisoned) {
+        auto& gate = model.block_at(0).template get<1>().inner();
+        double* weight = nullptr;
+        gate.visit([&](auto& p) {
+          if (p.name().ends_with("gate_proj.weight")) weight = p.value();
+        });
+        const double before = weight[3];
+        if (ctx.ranks.rank() == 1) weight[3] = std::numeric_limits<double>::infinity();  // on one tensor-parallel rank
+        mine.steps.push_back(one_step(1));
+        for (int again = 0; again < 2; ++again) CHECK(step.result(ctx).skipped);  // the step is undone only once
+        weight[3] = before;
+        CHECK(optimizer.step() == 1);
+      }
+      mine.steps.push_back(one_step(1));
+      mine.weights = gather_values(ctx, model);
+      mine.counted = optimizer.step();
+    });
     return all;
   };
   for (const optimizer_options& kind : {optimizer_options(adamw_options{}), optimizer_options(muon_options{})}) {
@@ -169,21 +160,19 @@ TEST_CASE("a step that an exception ended does not block the next one") {
   };
   scenario s{small_config(4, 2)};
   s.config.layers = 2, s.batch = 2, s.seq = 8;
-  on_mesh(megatron_sp::mesh{1, 1, 1, 1},
-          llama_sizes<megatron_sp>(s.config, megatron_sp::mesh{1, 1, 1, 1}.shape(), s.batch, s.seq), 4,
-          [&](const context<cpu>& ctx) {
-            llama<double, megatron_sp> model(ctx, s.config, s.options);
-            model.visit([&](auto& p) { p.initialize(ctx); });
-            stumbling optimizer;
-            training_step step(ctx, model, optimizer, 1, 0.0);
-            const auto run = [&] {
-              step.load(ctx, 0, [&](std::int64_t, auto& ids, auto& labels) { fill_tokens(s, 0, ids, labels); });
-              optimizer.begin_step(ctx, 1e-3);
-              step.run(ctx);
-            };
-            CHECK_NOTHROW(run());
-            optimizer.stumbles = true;
-            CHECK_THROWS_WITH_AS(run(), doctest::Contains("stumbled"), error);
-            CHECK_NOTHROW(run());
-          });
+  on_llama_mesh(1, 1, s, 4, [&](const context<cpu>& ctx) {
+    llama<double, megatron_sp> model(ctx, s.config, s.options);
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    stumbling optimizer;
+    training_step step(ctx, model, optimizer, 1, 0.0);
+    const auto run = [&] {
+      step.load(ctx, 0, [&](std::int64_t, auto& ids, auto& labels) { fill_tokens(s, 0, ids, labels); });
+      optimizer.begin_step(ctx, 1e-3);
+      step.run(ctx);
+    };
+    CHECK_NOTHROW(run());
+    optimizer.stumbles = true;
+    CHECK_THROWS_WITH_AS(run(), doctest::Contains("stumbled"), error);
+    CHECK_NOTHROW(run());
+  });
 }
