@@ -14,6 +14,7 @@
 #include "plait/nn/linear.hpp"
 #include "plait/nn/moe.hpp"
 #include "plait/parallel/optim/adamw.hpp"
+#include "support/on_mesh.hpp"
 #include "support/saved_tensors.hpp"
 
 using namespace plait;
@@ -34,6 +35,17 @@ struct mixture {
   using weight = spec<shard<experts, dp>, shard<ffn, tp>, hidden>;
   using output = input;
 };
+const dim_sizes mixture_sizes = sizes_of<batch, seq, hidden, ffn, experts>(4, 2, 8, 16, 4);
+using net = plait::mesh<axis<dp>, axis<tp>>;
+
+template <class Layer>
+void save(const context<cpu>& ctx, Layer& layer, adamw<float>& optimizer, std::uint64_t step,
+          memory_file_system& disk) {
+  checkpoint_saver saver(ctx.device, ctx.ranks.root(), {.directory = "steps"}, disk);
+  saver.save(ctx, layer, optimizer, step);
+  CHECK(saver.wait(ctx.device).at(0).failure == "");
+}
+
 /// A file system on which one rank sees no steps.
 class blind_files final : public other_files {
  public:
@@ -45,20 +57,14 @@ class blind_files final : public other_files {
 std::vector<std::uint64_t> resumed(memory_file_system& disk) {
   std::vector<std::uint64_t> steps(4);
   blind_files blind(static_cast<file_system&>(disk));
-  threads::run(4, [&](threads::communicator c) {
-    world w(plait::mesh<axis<dp>, axis<tp>>(2, 2).shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, w, sizes_of<batch, hidden, ffn>(4, 8, 16), 1};
+  on_mesh(net{2, 2}, sizes_of<batch, hidden, ffn>(4, 8, 16), 1, [&](const context<cpu>& ctx) {
     linear<float, square> layer(ctx, "up");
     adamw<float> optimizer;
-    file_system& files = c.rank() == 3 ? static_cast<file_system&>(blind) : disk;
-    const auto found = resume_or_initialize(ctx, any_communicator(c), layer, optimizer, "steps", {}, files);
+    file_system& files = ctx.ranks.rank() == 3 ? static_cast<file_system&>(blind) : disk;
+    const auto found = resume_or_initialize(ctx, ctx.ranks.root(), layer, optimizer, "steps", {}, files);
     gather_parameters(ctx, layer);
-    steps[static_cast<std::size_t>(c.rank())] = found ? found->step : 0;
-    if (found) return;
-    checkpoint_saver saver(device, any_communicator(c), {.directory = "steps"}, disk);
-    saver.save(ctx, layer, optimizer, 5);
-    CHECK(saver.wait(device).at(0).failure == "");
+    steps[static_cast<std::size_t>(ctx.ranks.rank())] = found ? found->step : 0;
+    if (!found) save(ctx, layer, optimizer, 5, disk);
   });
   return steps;
 }
@@ -75,18 +81,15 @@ TEST_CASE("all ranks resume or start, as one of them decides") {
 
 TEST_CASE("the steps in which a parameter was not updated are saved, and loaded on another mesh") {
   memory_file_system disk;
-  const auto on = [&](std::int64_t dp_ranks, std::int64_t tp_ranks, auto&& body) {
-    threads::run(static_cast<int>(dp_ranks * tp_ranks), [&](threads::communicator c) {
-      world w(plait::mesh<axis<dp>, axis<tp>>(dp_ranks, tp_ranks).shape(), c);
-      cpu device;
-      const context<cpu> ctx{device, w, sizes_of<batch, hidden, ffn>(4, 8, 16), 1};
+  const auto on = [&](const net& shape, auto&& body) {
+    on_mesh(shape, sizes_of<batch, hidden, ffn>(4, 8, 16), 1, [&](const context<cpu>& ctx) {
       linear<float, with_bias> layer(ctx, "up");
       adamw<float> optimizer;
-      body(ctx, any_communicator(c), layer, optimizer);
+      body(ctx, layer, optimizer);
     });
   };
   using missed = std::map<std::string, std::int64_t>;
-  on(2, 2, [&](auto& ctx, any_communicator ranks, auto& layer, auto& optimizer) {
+  on(net{2, 2}, [&](auto& ctx, auto& layer, auto& optimizer) {
     layer.visit([&](auto& p) { p.initialize(ctx); });
     for (int step = 0; step < 3; ++step) {
       gather_parameters(ctx, layer);
@@ -98,12 +101,10 @@ TEST_CASE("the steps in which a parameter was not updated are saved, and loaded 
       });
     }
     CHECK(optimizer.missed_steps() == missed{{"up.bias", 2}});
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, disk);
-    saver.save(ctx, layer, optimizer, 3);
-    CHECK(saver.wait(ctx.device).at(0).failure == "");
+    save(ctx, layer, optimizer, 3, disk);
   });
-  on(1, 1, [&](auto& ctx, any_communicator ranks, auto& layer, auto& optimizer) {
-    load_state(ctx, ranks, layer, optimizer, "steps", {}, disk);
+  on(net{1, 1}, [&](auto& ctx, auto& layer, auto& optimizer) {
+    load_state(ctx, ctx.ranks.root(), layer, optimizer, "steps", {}, disk);
     CHECK(optimizer.step() == 3);
     CHECK(optimizer.missed_steps() == missed{{"up.bias", 2}});
   });
@@ -114,15 +115,12 @@ TEST_CASE("the bias of the choice of experts and their last load are saved, and 
   enum class part { saves, loads, has_no_load };
   for (const auto& [dp_ranks, tp_ranks, does] :
        {std::tuple{2, 2, part::saves}, {4, 1, part::loads}, {1, 1, part::loads}, {1, 1, part::has_no_load}})
-    threads::run(dp_ranks * tp_ranks, [&, a = dp_ranks, b = tp_ranks, does = does](threads::communicator c) {
+    on_mesh(net{dp_ranks, tp_ranks}, mixture_sizes, 1, [&, does = does](const context<cpu>& ctx) {
       const bool first = does == part::saves;
-      world w(plait::mesh<axis<dp>, axis<tp>>(a, b).shape(), c);
-      cpu device;
-      const context<cpu> ctx{device, w, sizes_of<batch, seq, hidden, ffn, experts>(4, 2, 8, 16, 4), 1};
       const balance_over over = does == part::has_no_load ? balance_over::sequence : balance_over::step;
       moe<float, mixture> layer(ctx, "mlp", {.losses = {.balance = {1, over}}, .bias_rate = 0.001});
       adamw<float> optimizer;
-      CHECK(resume_or_initialize(ctx, any_communicator(c), layer, optimizer, "steps", {}, disk).has_value() != first);
+      CHECK(resume_or_initialize(ctx, ctx.ranks.root(), layer, optimizer, "steps", {}, disk).has_value() != first);
       int states = 0;
       layer.visit([&](auto& p) {
         if (!p.changes_at_end_of_step()) return;
@@ -135,32 +133,22 @@ TEST_CASE("the bias of the choice of experts and their last load are saved, and 
         }
       });
       CHECK(states == (does == part::has_no_load ? 1 : 2));
-      if (!first) return;
-      checkpoint_saver saver(device, any_communicator(c), {.directory = "steps"}, disk);
-      saver.save(ctx, layer, optimizer, 5);
-      CHECK(saver.wait(device).at(0).failure == "");
+      if (first) save(ctx, layer, optimizer, 5, disk);
     });
 }
 
 TEST_CASE("a mixture resumes from a step without the last load of experts as if all were chosen alike") {
   memory_file_system disk;
   for (const balance_over over : {balance_over::microbatch, balance_over::step})
-    threads::run(2, [&](threads::communicator c) {
-      world w(plait::mesh<axis<dp>, axis<tp>>(2, 1).shape(), c);
-      cpu device;
-      const context<cpu> ctx{device, w, sizes_of<batch, seq, hidden, ffn, experts>(4, 2, 8, 16, 4), 1};
+    on_mesh(net{2, 1}, mixture_sizes, 1, [&](const context<cpu>& ctx) {
       moe<float, mixture> layer(ctx, "mlp", {.losses = {.balance = {1, over}}});
       adamw<float> optimizer;
-      const bool found =
-          resume_or_initialize(ctx, any_communicator(c), layer, optimizer, "steps", {}, disk).has_value();
+      const bool found = resume_or_initialize(ctx, ctx.ranks.root(), layer, optimizer, "steps", {}, disk).has_value();
       CHECK(found == (over == balance_over::step));
       gather_parameters(ctx, layer);
       layer.visit([&](const auto& p) {
         for (int e = 0; is_last_load(p.name()) && e < 4; ++e) CHECK(p.value()[e] == 1);
       });
-      if (found) return;
-      checkpoint_saver saver(device, any_communicator(c), {.directory = "steps"}, disk);
-      saver.save(ctx, layer, optimizer, 5);
-      CHECK(saver.wait(device).at(0).failure == "");
+      if (!found) save(ctx, layer, optimizer, 5, disk);
     });
 }

@@ -21,6 +21,7 @@
 #include "plait/parallel/units.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/schedule/generators.hpp"
+#include "support/on_mesh.hpp"
 #include "support/temp_folder.hpp"
 #include "support/texts.hpp"
 
@@ -35,6 +36,10 @@ using table_layer = embedding<double, specs::embedding>;
 using output = linear<double, specs::head>;
 using loss = cross_entropy_loss<double, specs::logits, specs::tokens>;
 using stage = language_model<table_layer, block, output, loss>;
+
+dim_sizes sizes_for(std::int64_t samples) {
+  return sizes_of<batch, seq, hidden, heads, kv_heads, head_dim, ffn, vocab>(samples, 4, 8, 2, 2, 4, 8, 7);
+}
 
 /// Options of a model; the defaults are valid.
 struct maker {
@@ -79,8 +84,7 @@ void construct(const maker& model, int ranks) {
   threads::run(ranks, [&](threads::communicator c) {
     pipeline_world here(shape.shape(), any_communicator(c));
     cpu device;
-    const context<cpu> ctx{device, here.stage(),
-                           sizes_of<batch, seq, hidden, heads, kv_heads, head_dim, ffn, vocab>(2, 4, 8, 2, 2, 4, 8, 7)};
+    const context<cpu> ctx{device, here.stage(), sizes_for(2)};
     const stage_costs balance{std::vector<double>(static_cast<std::size_t>(plan.shape.stages()), 1.0), 0.0, 0.0};
     const std::vector<stage_layers> parts = split_layers(balance, plan.shape.stages());
     pipeline<stage> p(ctx, here.along(), plan, parts,
@@ -90,11 +94,7 @@ void construct(const maker& model, int ranks) {
 
 /// Makes a whole model on one rank.
 void construct_whole(const maker& model) {
-  threads::run(1, [&](threads::communicator c) {
-    world here(megatron_sp::mesh{1, 1, 1, 1}.shape(), c);
-    cpu device;
-    const context<cpu> ctx{device, here,
-                           sizes_of<batch, seq, hidden, heads, kv_heads, head_dim, ffn, vocab>(2, 4, 8, 2, 2, 4, 8, 7)};
+  test::on_mesh(megatron_sp::mesh{1, 1, 1, 1}, sizes_for(2), 1, [&](const context<cpu>& ctx) {
     const auto whole = model.make(ctx, {0, 2, true, true}, nullptr);
     pipeline<stage> p(ctx, *whole, 2);
   });
@@ -116,9 +116,7 @@ std::string error_of_stages(const given& second, bool one = false) {
       const mesh<axis<pp>, axis<dp>, axis<cp>, axis<tp>, axis<tp_rep>> shape{mine.pp, 4 / mine.pp, 1, 1, 1};
       pipeline_world here(shape.shape(), any_communicator(c));
       cpu device;
-      const context<cpu> ctx{
-          device, here.stage(),
-          sizes_of<batch, seq, hidden, heads, kv_heads, head_dim, ffn, vocab>(4, 4, 8, 2, 2, 4, 8, 7), mine.seed};
+      const context<cpu> ctx{device, here.stage(), sizes_for(4), mine.seed};
       const std::vector<stage_layers> parts = split_layers({{1.0, 1.0}, 0.0, 0.0}, 2);
       pipeline<stage> model(ctx, here.along(), plan, parts,
                             [&](stage_layers part, stage* first) { return maker{}.make(ctx, part, first); });
@@ -207,8 +205,7 @@ TEST_CASE("a separate entry starts the sum over tied stages, also for a paramete
       threads::communicator stage_ranks = c.split(c.rank() / dp, c.rank());
       world here(megatron_sp::mesh{dp, 1, 1, 1}.shape(), stage_ranks);
       cpu device;
-      const context<cpu> ctx{
-          device, here, sizes_of<batch, seq, hidden, heads, kv_heads, head_dim, ffn, vocab>(2, 4, 8, 2, 2, 4, 8, 7)};
+      const context<cpu> ctx{device, here, sizes_for(2)};
       table_layer table(ctx, 7, "wte", {.init = {0, 0.02}, .tied_across_stages = true});
       parameter_units<double, cpu> units(ctx, dp == 1 ? zero_level::replicated : zero_level::optimizer, {});
       units.add(ctx, 0, [&](auto&& f) { table.visit(f); });

@@ -132,12 +132,9 @@ template <class Down = down, class Optimizer = adamw<float>, class Options = ada
 std::string error_of_loop(const loop_fault& fault, const Options& options = {}) {
   memory_file_system disk;
   return text_thrown_by([&] {
-    threads::run(4, [&](threads::communicator c) {
-      world ranks(small_mesh{2, 2}.shape(), c);
-      ranks.checks().set(value_check::always);
-      cpu device;
-      const context<cpu> ctx{device, ranks, sizes_of<batch, hidden, ffn>(8, 16, 32), 3};
-      const bool odd = c.rank() == 3;
+    on_mesh(small_mesh{2, 2}, sizes_of<batch, hidden, ffn>(8, 16, 32), 3, [&](const context<cpu>& ctx) {
+      ctx.ranks.checks().set(value_check::always);
+      const bool odd = ctx.ranks.rank() == 3;
       int step = 0;
       const auto place = [&](const std::string& name, const void* values) {
         if (odd && name + cat({" of step ", step}) == fault.place) flip(values);
@@ -152,7 +149,7 @@ std::string error_of_loop(const loop_fault& fault, const Options& options = {}) 
       for (; step < 3; ++step) {  // the values of a step are compared when the next step starts
         each([&](auto& p) { p.gather(ctx), place("gathered " + p.name(), p.used_value()), p.zero_gradient(ctx); });
         tensor<float, rows> x(ctx);
-        kernels::fill_normal(device, x.data(), x.part(), 7, 1, 0.0, 1.0);
+        kernels::fill_normal(ctx.device, x.data(), x.part(), 7, 1, 0.0, 1.0);
         place("x", x.data());
         typename decltype(norm)::saved kept_norm;
         typename decltype(first)::saved kept_first;
@@ -183,7 +180,7 @@ std::string error_of_loop(const loop_fault& fault, const Options& options = {}) 
           place("updated " + p.name(), std::as_const(p).value());
         });
       }
-      checkpoint_saver saver(device, any_communicator(c), {.directory = "steps"}, disk);
+      checkpoint_saver saver(ctx.device, ctx.ranks.root(), {.directory = "steps"}, disk);
       const std::uint64_t later = odd ? fault.later_step : 0;
       const auto position = static_cast<std::int64_t>(odd ? fault.later_position : 0);
       saver.save(ctx, 1 + later, {.scalars = {{"position", position}}});

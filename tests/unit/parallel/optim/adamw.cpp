@@ -13,7 +13,6 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "plait/comm/threads.hpp"
 #include "plait/nn/strategy.hpp"
 #include "plait/parallel/gradient_norm.hpp"
 #include "support/on_mesh.hpp"
@@ -36,8 +35,7 @@ void check_close(const double* a, const std::vector<double>& b, double tolerance
 
 /// Runs the golden steps; every rank of `ranks` along dp stores the same parameters and makes the same steps.
 void run_golden(const nlohmann::json& golden, const nlohmann::json& steps, double limit, std::int64_t ranks) {
-  dim_sizes sizes;
-  sizes.set(dim_of<matrix_rows>, 5), sizes.set(dim_of<matrix_cols>, 3), sizes.set(dim_of<vector_dim>, 7);
+  const dim_sizes sizes = sizes_of<matrix_rows, matrix_cols, vector_dim>(5, 3, 7);
   test::on_mesh(two{ranks, 1}, sizes, 1, [&](const context<cpu>& ctx) {
     const auto& s = golden.at("settings");
     adamw<double> optimizer({s.at("beta1"), s.at("beta2"), s.at("eps"), s.at("weight_decay")});
@@ -181,12 +179,7 @@ TEST_CASE("the state of one model cannot be used for another") {
 
 TEST_CASE("the norm counts every element once, for every way of storing it") {
   for (const auto& [dp_ranks, tp_ranks] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 2}}) {
-    threads::run(dp_ranks * tp_ranks, [&, dp_ranks = dp_ranks, tp_ranks = tp_ranks](threads::communicator c) {
-      world w(two{dp_ranks, tp_ranks}.shape(), c);
-      cpu device;
-      dim_sizes sizes;
-      sizes.set(dim_of<matrix_rows>, 8), sizes.set(dim_of<matrix_cols>, 8);
-      context<cpu> ctx{device, w, sizes, 1};
+    test::on_mesh(two{dp_ranks, tp_ranks}, sizes_of<matrix_rows, matrix_cols>(8, 8), 1, [&](const context<cpu>& ctx) {
       std::vector<double> value(64, 0), gradient(64, 1.0);
       gradient_norm<double> norm;
       std::deque<parameter<double, cpu>> all;
@@ -197,7 +190,7 @@ TEST_CASE("the norm counts every element once, for every way of storing it") {
             layout_v<spec<matrix_rows, matrix_cols, invariant<dp, tp>>>}) {
         const layout alike = layout_v<spec<batch, invariant<dp, tp>>>;
         all.emplace_back(ctx, parameter_info{"p", {8, 8}, {}, true}, stored, stored, alike,
-                         parameter_place<double, cpu>(device, 64, value.data(), gradient.data()));
+                         parameter_place<double, cpu>(ctx.device, 64, value.data(), gradient.data()));
         norm.add(ctx, all.back().reduce(ctx));
       }
       CHECK(norm.total(ctx) == doctest::Approx(std::sqrt(5 * 64.0)).epsilon(1e-14));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "support/equal_gradients.hpp"
+#include "support/on_mesh.hpp"
 #include "support/texts.hpp"
 
 using namespace plait;
@@ -117,10 +118,7 @@ TEST_CASE("moments take the documented bytes: 8 of an element, 4, or 2 and 2 of 
 
 TEST_CASE("8-bit moments have no order for deterministic sums, so they are refused") {
   std::string found;
-  threads::run(1, [&](threads::communicator c) {
-    world w(mesh<axis<dp>>(1).shape(), c);
-    cpu device({.deterministic = true});
-    const context<cpu> ctx{device, w, sizes_of<batch, seq, hidden, ffn>(2, 4, 8, 8), 1, deterministic<2, 2>{}};
+  const auto refused = [&](const context<cpu>& ctx) {
     using square_rows = spec<shard<batch, dp>, seq, hidden>;
     struct square {
       using input = square_rows;
@@ -130,7 +128,8 @@ TEST_CASE("8-bit moments have no order for deterministic sums, so they are refus
     linear<float, square> layer(ctx, "layer");
     adamw<float> optimizer(with(moment_type::int8));
     found = text_thrown_by([&] { layer.visit([&](auto& p) { optimizer.prepare(ctx, p); }); });
-  });
+  };
+  on_mesh(mesh<axis<dp>>(1), sizes_of<batch, seq, hidden, ffn>(2, 4, 8, 8), 1, refused, deterministic<2, 2>{});
   CHECK(found.find("adamw: deterministic sums have no order for moments = int8") == 0);
 }
 
