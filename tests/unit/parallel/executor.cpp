@@ -22,6 +22,18 @@ using namespace plait::test;
 
 namespace {
 
+/// Runs work(ctx, along) on each rank of a pipeline. With `link`, a message takes the time that it gives.
+template <class Work>
+void on_pipeline(int ranks, const Work& work, const testing::link_time& link = {}) {
+  mesh_shape whole;
+  whole.add(axis_of<pp>, ranks);
+  threads::run(ranks, [&](threads::communicator c) {
+    pipeline_world here(whole, link ? any_communicator(testing::slow_communicator(c, link)) : any_communicator(c));
+    cpu device;
+    work(context<cpu>{device, here.stage(), {}, 1}, here.along());
+  });
+}
+
 struct result {
   std::vector<double> gradients;  ///< by stage
   double loss = 0;
@@ -36,21 +48,15 @@ result run(const schedule& plan) {
   all.most_kept.resize(static_cast<std::size_t>(shape.ranks));
   all.events.resize(static_cast<std::size_t>(shape.ranks));
   std::vector<double> losses(static_cast<std::size_t>(shape.ranks));
-  mesh_shape whole;
-  whole.add(axis_of<pp>, shape.ranks);
-  threads::run(shape.ranks, [&](threads::communicator c) {
-    // MPI guarantees tags up to 32767: each message from one rank to another has its own tag, and there are no more
-    // tags.
-    const testing::link_time look_at_tags = [&](const call& what, double, double now) {
-      if (what.kind == collective::send) CHECK(what.tag < shape.chunks * shape.microbatches);
-      return now;
-    };
-    pipeline_world ranks(whole, any_communicator(testing::slow_communicator(c, look_at_tags)));
-    cpu device;
-    context<cpu> ctx{device, ranks.stage(), {}, 1};
-    step_executor<cpu> executor(ranks.along(), expand(plan, units_of_stages(shape), {.clip = false}));
-    widening stages(shape, c.rank());
-    const auto rank = static_cast<std::size_t>(c.rank());
+  // MPI guarantees tags up to 32767: each message from one rank to another has its own tag, and there are no more tags.
+  const testing::link_time look_at_tags = [&](const call& what, double, double now) {
+    if (what.kind == collective::send) CHECK(what.tag < shape.chunks * shape.microbatches);
+    return now;
+  };
+  const auto work = [&](const context<cpu>& ctx, const any_communicator& along) {
+    step_executor<cpu> executor(along, expand(plan, units_of_stages(shape), {.clip = false}));
+    widening stages(shape, along.rank());
+    const auto rank = static_cast<std::size_t>(along.rank());
     executor.events = &all.events[rank];
     for (int again = 0; again < 2; ++again) {  // an executor can run several times
       stages.finished_at.assign(stages.weights.size(), -1);
@@ -60,16 +66,17 @@ result run(const schedule& plan) {
       all.events[rank].clear();
       executor.run(ctx, stages);
     }
-    CHECK(device.bytes_in_use() == 0);
+    CHECK(ctx.device.bytes_in_use() == 0);
     for (int chunk = 0; chunk < shape.chunks; ++chunk) {
       CHECK(stages.finished_at[static_cast<std::size_t>(chunk)] == shape.microbatches);
-      all.gradients[static_cast<std::size_t>(shape.stage_of(c.rank(), chunk))] =
+      all.gradients[static_cast<std::size_t>(shape.stage_of(along.rank(), chunk))] =
           stages.gradients[static_cast<std::size_t>(chunk)];
     }
     CHECK(stages.kept == 0);
     all.most_kept[rank] = stages.most_kept;
     losses[rank] = stages.loss;
-  });
+  };
+  on_pipeline(shape.ranks, work, look_at_tags);
   for (double l : losses) all.loss += l;
   return all;
 }
@@ -117,20 +124,15 @@ TEST_CASE("what is sent is released as the schedule allows: more microbatches ne
   const auto most_bytes = [](int microbatches) {
     const schedule plan = make_schedule<one_f_one_b>(2, microbatches);
     std::vector<std::size_t> most(2);
-    mesh_shape whole;
-    whole.add(axis_of<pp>, 2);
-    threads::run(2, [&](threads::communicator c) {
-      pipeline_world ranks(whole, any_communicator(c));
-      cpu device;
-      const context<cpu> ctx{device, ranks.stage(), {}, 1};
-      step_executor<cpu> executor(ranks.along(), plan);
+    on_pipeline(2, [&](const context<cpu>& ctx, const any_communicator& along) {
+      step_executor<cpu> executor(along, plan);
       executor.release_by_schedule();
       std::vector<pipeline_event> events;
       executor.events = &events;
-      widening stages(plan.shape, c.rank());
+      widening stages(plan.shape, along.rank());
       executor.run(ctx, stages);
       for (const pipeline_event& e : events) {
-        std::size_t& bytes = most[static_cast<std::size_t>(c.rank())];
+        std::size_t& bytes = most[static_cast<std::size_t>(along.rank())];
         bytes = std::max(bytes, e.memory);
       }
     });
@@ -141,28 +143,19 @@ TEST_CASE("what is sent is released as the schedule allows: more microbatches ne
 }
 
 TEST_CASE("a schedule for another number of ranks is refused by name") {
-  mesh_shape whole;
-  whole.add(axis_of<pp>, 2);
   std::string text;
-  threads::run(2, [&](threads::communicator c) {
-    pipeline_world ranks(whole, any_communicator(c));
+  on_pipeline(2, [&](const context<cpu>&, const any_communicator& along) {
     const schedule plan = all_forward_all_backward(3, 1, 4, stage_placement::straight, false);
-    const std::string mine = text_thrown_by([&] { step_executor<cpu> executor(ranks.along(), plan); });
-    if (c.rank() == 0) text = mine;
+    const std::string mine = text_thrown_by([&] { step_executor<cpu> executor(along, plan); });
+    if (along.rank() == 0) text = mine;
   });
   CHECK(has(text, "for 3 ranks, and the pipeline axis has 2"));
 }
 
 TEST_CASE("stages that do not expose their saved values cannot offload them") {
   const schedule plan = all_forward_all_backward(1, 1, 4, stage_placement::straight, false);
-  mesh_shape whole;
-  whole.add(axis_of<pp>, 1);
-  threads::run(1, [&](threads::communicator c) {
-    pipeline_world ranks(whole, any_communicator(c));
-    cpu device;
-    context<cpu> ctx{device, ranks.stage(), {}, 1};
-    step_executor<cpu> executor(ranks.along(),
-                                with_offload(expand(plan, units_of_stages(plan.shape, false), {.clip = false})));
+  on_pipeline(1, [&](const context<cpu>& ctx, const any_communicator& along) {
+    step_executor<cpu> executor(along, with_offload(expand(plan, units_of_stages(plan.shape, false), {.clip = false})));
     widening stages(plan.shape, 0);
     CHECK_THROWS_WITH_AS(executor.run(ctx, stages),
                          "step: offload of F0.0 of unit 0, for which these stages have no member `visit_kept`", error);
@@ -175,16 +168,11 @@ TEST_CASE("a stage that throws leaves nothing behind") {
     numbers backward(const context<cpu>&, int, int, saved&, numbers, weight_work*) { fail("a stage fails"); }
   };
   const schedule plan = all_forward_all_backward(1, 1, 2, stage_placement::straight, true);
-  mesh_shape whole;
-  whole.add(axis_of<pp>, 1);
-  threads::run(1, [&](threads::communicator c) {
-    pipeline_world ranks(whole, any_communicator(c));
-    cpu device;
-    context<cpu> ctx{device, ranks.stage(), {}, 1};
-    step_executor<cpu> executor(ranks.along(), plan);
+  on_pipeline(1, [&](const context<cpu>& ctx, const any_communicator& along) {
+    step_executor<cpu> executor(along, plan);
     failing stages(plan.shape, 0);
     CHECK_THROWS_AS(executor.run(ctx, stages), error);
-    CHECK(device.bytes_in_use() == 0);
+    CHECK(ctx.device.bytes_in_use() == 0);
   });
 }
 
