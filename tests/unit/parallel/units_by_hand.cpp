@@ -33,6 +33,9 @@ struct down {
 };
 using block = sequential<linear<double, up>, linear<double, down>>;
 
+constexpr zero_level all_levels[] = {zero_level::replicated, zero_level::optimizer, zero_level::gradients,
+                                     zero_level::parameters};
+
 /// Calls that a loop may forget or repeat.
 enum class mistake {
   none,
@@ -109,20 +112,22 @@ std::vector<double> train(std::int64_t data, std::int64_t columns, zero_level le
   return losses;
 }
 
+void check_near(const std::vector<double>& losses, const std::vector<double>& one) {
+  REQUIRE(losses.size() == one.size());
+  for (std::size_t i = 0; i < one.size(); ++i) CHECK(losses[i] == doctest::Approx(one[i]).epsilon(1e-10));
+}
+
 }  // namespace
 
 TEST_CASE("a user's loop has every level of ZeRO, and the losses of one rank") {
   const std::vector<double> one = train(1, 1, zero_level::replicated);
   CHECK(one.back() < one.front());
   for (const auto& [data, tensor_ranks] : {std::pair{2, 1}, {4, 1}, {2, 2}})
-    for (const zero_level level :
-         {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+    for (const zero_level level : all_levels) {
       CAPTURE(data);
       CAPTURE(tensor_ranks);
       CAPTURE(static_cast<int>(level));
-      const std::vector<double> losses = train(data, tensor_ranks, level);
-      REQUIRE(losses.size() == one.size());
-      for (std::size_t i = 0; i < one.size(); ++i) CHECK(losses[i] == doctest::Approx(one[i]).epsilon(1e-10));
+      check_near(train(data, tensor_ranks, level), one);
     }
 }
 
@@ -132,8 +137,7 @@ TEST_CASE("calls that such a loop forgets or repeats are refused by name") {
     CHECK_THROWS_WITH_AS(train(2, 1, level, made), doctest::Contains(text), error);
   };
   refused(mistake::no_gather, zero_level::parameters, "parameter first.up.weight is used while it is stale");
-  for (const zero_level level :
-       {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+  for (const zero_level level : all_levels) {
     refused(mistake::no_gradients, level,
             "second.down.weight: a backward pass adds to its gradient, for which data parallelism has lent no memory; "
             "enter(ctx, unit, true) comes before the pass");
@@ -152,13 +156,10 @@ TEST_CASE("an aborted step leaves nothing behind for the next one, not even redu
   const std::vector<double> one = train(1, 1, zero_level::replicated, mistake::abandon);
   REQUIRE(one.size() == 3);
   CHECK(one.back() < one.front());
-  for (const zero_level level :
-       {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters})
+  for (const zero_level level : all_levels)
     for (int attempt = 0; attempt < 5; ++attempt) {
       CAPTURE(static_cast<int>(level));
-      const std::vector<double> losses = train(4, 1, level, mistake::abandon);
-      REQUIRE(losses.size() == one.size());
-      for (std::size_t i = 0; i < one.size(); ++i) CHECK(losses[i] == doctest::Approx(one[i]).epsilon(1e-10));
+      check_near(train(4, 1, level, mistake::abandon), one);
     }
 }
 
@@ -166,12 +167,9 @@ TEST_CASE("if only an axis of copies sums a parameter's gradient, every rank has
   // The weights are sharded over tp, over which the pieces of other parameters would be split.
   const data_axes hybrid{.shard = axis_list(axis_of<tp>), .replicate = axis_list(axis_of<dp>)};
   const std::vector<double> one = train(1, 1, zero_level::replicated);
-  for (const zero_level level :
-       {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
+  for (const zero_level level : all_levels) {
     CAPTURE(static_cast<int>(level));
-    const std::vector<double> losses = train(2, 2, level, mistake::none, hybrid);
-    REQUIRE(losses.size() == one.size());
-    for (std::size_t i = 0; i < one.size(); ++i) CHECK(losses[i] == doctest::Approx(one[i]).epsilon(1e-10));
+    check_near(train(2, 2, level, mistake::none, hybrid), one);
   }
 }
 
