@@ -1,6 +1,6 @@
 // program: training_step
-// Compares Muon over several steps with loops, for every layout of matrices; also the parameters that it takes, and
-// errors.
+// Compares Muon over several steps with loops, for every layout of matrices, and the Newton-Schulz iteration alone;
+// also the parameters that it takes, and errors.
 #include "plait/parallel/optim/muon.hpp"
 
 #include <doctest/doctest.h>
@@ -76,9 +76,7 @@ struct run_of_steps {
 std::vector<std::vector<std::vector<double>>> train(const two& mesh, const muon_options& options,
                                                     const run_of_steps& how = {}) {
   std::vector<std::vector<std::vector<double>>> all(static_cast<std::size_t>(mesh.size()));
-  dim_sizes sizes;
-  sizes.set(dim_of<grid_rows>, 12), sizes.set(dim_of<grid_columns>, 8), sizes.set(dim_of<heads>, 4);
-  sizes.set(dim_of<head_dim>, 2);
+  const dim_sizes sizes = sizes_of<grid_rows, grid_columns, heads, head_dim>(12, 8, 4, 2);
   on_mesh(mesh, sizes, 1, [&](const context<cpu>& ctx) {
     std::deque<parameter<double, cpu>> parameters;
     const std::vector<tested> list = all_tested();
@@ -264,4 +262,61 @@ TEST_CASE("updates out of order are refused by name") {
   CHECK(failure_of(true, 1) == "");
   CHECK(has(failure_of(false, 1), "muon: begin_step comes before the first update"));
   CHECK(has(failure_of(true, 2), "muon: up.weight is updated twice in one step"));
+}
+
+// ---- the Newton-Schulz iteration -----------------------------------------------------------------------------------
+
+namespace {
+
+using matrix_shape = std::pair<std::int64_t, std::int64_t>;
+
+/// The largest difference from the reference, for numbers near 1.
+template <class T>
+double error_of(const matrix_shape& s, const newton_schulz_options& how, double magnitude) {
+  cpu device;
+  std::vector<double> from = random_numbers(s.first * s.second, 3);
+  for (double& x : from) x = static_cast<T>(x * magnitude);
+  std::vector<T> x(from.begin(), from.end());
+  newton_schulz<T>(device, x.data(), s.first, s.second, how);
+  return largest({x.begin(), x.end()}, plain_newton_schulz(from, s.first, s.second, how));
+}
+
+}  // namespace
+
+TEST_CASE("every shape equals loops, in double and in float") {
+  for (const matrix_shape& s :
+       {matrix_shape{1, 1}, {1, 7}, {7, 1}, {5, 5}, {3, 17}, {17, 3}, {33, 32}, {32, 33}, {64, 48}}) {
+    INFO(s.first << " x " << s.second);
+    for (const double magnitude : {1.0, 1e-6, 1e6}) {
+      CHECK(error_of<double>(s, {}, magnitude) < 1e-13);
+      CHECK(error_of<float>(s, {}, magnitude) < 1e-5);
+    }
+    CHECK(error_of<double>(s, {.steps = 2, .a = 1.5, .b = -0.5, .c = 0.0, .epsilon = 0.5}, 1.0) < 1e-13);
+  }
+}
+
+TEST_CASE("the result is nearly orthogonal") {
+  cpu device;
+  const std::int64_t rows = 24, columns = 40;
+  std::vector<double> x = random_numbers(rows * columns, 8);
+  newton_schulz<double>(device, x.data(), rows, columns);
+  double most = 0;
+  for (std::int64_t i = 0; i < rows; ++i)
+    for (std::int64_t j = 0; j <= i; ++j) {
+      double product = 0;
+      for (std::int64_t k = 0; k < columns; ++k)
+        product += x[static_cast<std::size_t>(i * columns + k)] * x[static_cast<std::size_t>(j * columns + k)];
+      most = std::max(most, std::abs(product - (i == j ? 1.0 : 0.0)));
+    }
+  CHECK(most < 0.6);  // singular values are between 0.7 and 1.2, and not all 1
+  CHECK(most > 0.01);
+}
+
+TEST_CASE("zeros stay zeros, and empty matrices need no work") {
+  cpu device;
+  std::vector<double> x(12, 0.0);
+  newton_schulz<double>(device, x.data(), 3, 4);
+  CHECK(x == std::vector<double>(12, 0.0));
+  newton_schulz<double>(device, x.data(), 0, 4);
+  CHECK(x == std::vector<double>(12, 0.0));
 }
