@@ -36,6 +36,24 @@ inline void on_ranks(std::pair<int, int> mesh,
   });
 }
 
+/// A vector of which this rank has all elements, `n` values in the host's memory. A caller may change the shape and the
+/// part; elements are counted from `begin`.
+template <class T>
+held_tensor held_in_memory(std::string name, T* values, std::int64_t n, std::int64_t begin = 0) {
+  held_tensor h;
+  h.name = std::move(name);
+  h.shape = {n};
+  h.part.dims = 1;
+  h.part.global[0] = h.part.local[0] = n;
+  h.begin = begin, h.end = begin + n;
+  h.type = dtype_of<T>;
+  h.read = [=](std::int64_t from, std::int64_t to, std::byte* out) {
+    std::memcpy(out, values + (from - begin), static_cast<std::size_t>(to - from) * sizeof(T));
+  };
+  h.write = [=](const std::byte* in) { std::memcpy(values, in, static_cast<std::size_t>(n) * sizeof(T)); };
+  return h;
+}
+
 /// Two tensors: a matrix whose rows tensor-parallel ranks shard, the last ranks with fewer rows, and a vector that all
 /// of them have. Every element is a function of its index and a seed.
 struct own_tensors {
@@ -62,16 +80,11 @@ struct own_tensors {
     for (std::int64_t i = 0; i < elements; ++i) whole[static_cast<std::size_t>(i)] = value(1000 + i);
   }
   std::vector<held_tensor> held(bool with_targets = false) {
-    held_tensor r = of(rows);
-    r.name = "rows";
+    held_tensor r = held_in_memory("rows", rows.data(), part_.local_size());
     r.shape = {height, width};
     r.part = part_;
     r.copies = axis_list(axis_of<dp>);
-    held_tensor w = of(whole);
-    w.name = "whole";
-    w.shape = {elements};
-    w.part.dims = 1;
-    w.part.global[0] = w.part.local[0] = elements;
+    held_tensor w = held_in_memory("whole", whole.data(), elements);
     w.copies = axis_list(axis_of<dp>, axis_of<tp>);
     if (with_targets) {
       r.target = [this] { return reinterpret_cast<std::byte*>(rows.data()); };
@@ -84,17 +97,6 @@ struct own_tensors {
   std::vector<float> rows, whole;
 
  private:
-  static held_tensor of(std::vector<float>& values) {
-    held_tensor h;
-    h.end = static_cast<std::int64_t>(values.size());
-    h.type = dtype::f32;
-    h.read = [&values](std::int64_t from, std::int64_t to, std::byte* out) {
-      std::memcpy(out, values.data() + from, static_cast<std::size_t>(to - from) * sizeof(float));
-    };
-    h.write = [&values](const std::byte* in) { std::memcpy(values.data(), in, values.size() * sizeof(float)); };
-    return h;
-  }
-
   box part_;
 };
 

@@ -19,6 +19,7 @@
 #include "plait/checkpoint/load_state.hpp"
 #include "plait/checkpoint/saver.hpp"
 #include "plait/device/device.hpp"
+#include "support/saved_tensors.hpp"
 #include "support/temp_folder.hpp"
 
 using namespace plait;
@@ -45,14 +46,8 @@ struct numbers {
     return std::all_of(all.begin(), all.end(), [&](float x) { return x == value; });
   }
   held_tensor held() {
-    held_tensor h;
-    h.name = name;
-    h.shape = {size};
-    h.part.dims = 1;
-    h.part.global[0] = h.part.local[0] = size;
-    h.end = size;
+    held_tensor h = held_in_memory(name, values(), size);
     h.copies = axis_list(axis_of<dp>);
-    h.type = dtype::f32;
     h.read = [this](std::int64_t from, std::int64_t to, std::byte* out) {
       cudaPointerAttributes found{};
       CHECK(cudaPointerGetAttributes(&found, out) == cudaSuccess);

@@ -221,23 +221,14 @@ TEST_CASE("raw copies of a save are decoded in the background, before their chec
     coded c(code::first_moment);
     const std::vector<float> expected = c.numbers(0, c.tensor.size);
     const std::thread::id training = std::this_thread::get_id();
-    held_tensor h;
-    h.name = "moments";
-    h.shape = {c.tensor.size};
-    h.part.dims = 1;
-    h.part.global = h.part.local = {c.tensor.size};
-    h.end = c.tensor.size;
-    h.type = dtype::bf16;
+    std::vector<bf16> loaded(expected.size());
+    held_tensor h = held_in_memory("moments", loaded.data(), c.tensor.size);
     h.read = [](std::int64_t, std::int64_t, std::byte*) { FAIL("a save copies codes"); };
     h.read_raw = [&](std::int64_t from, std::int64_t to, std::byte* out) -> std::function<void()> {
       return [&training, rest = detail::read_codes(ctx, c.tensor, from, to, out)] {
         CHECK(std::this_thread::get_id() != training);
         rest();
       };
-    };
-    std::vector<bf16> loaded(expected.size());
-    h.write = [&](const std::byte* in) {
-      std::copy_n(in, loaded.size() * sizeof(bf16), reinterpret_cast<std::byte*>(loaded.data()));
     };
     checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
     saver.save(ctx, 1, {.tensors = {h}});

@@ -19,13 +19,11 @@ namespace {
 
 /// Saves the steps 1 to `last`; the seed of a step's tensors is its number.
 void save_steps(memory_file_system& files, std::pair<int, int> mesh = {2, 2}, std::uint64_t last = 1) {
-  on_ranks(mesh, [&](const context<cpu>& ctx, any_communicator& ranks) {
-    own_tensors mine(ctx, 1);
-    checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
+  on_savers(mesh, files, {}, [&](saving_rank& r) {
     for (std::uint64_t step = 1; step <= last; ++step) {
-      mine.fill(step);
-      saver.save(ctx, step, {.tensors = mine.held()});
-      saver.wait(ctx.device);
+      r.mine.fill(step);
+      r.save(step);
+      r.wait();
     }
   });
 }
@@ -77,20 +75,12 @@ TEST_CASE("large boxes are read to any address, with and without the system's ca
     std::vector<float> memory(2 * elements + 1);
     const auto held_at =
         [&](std::size_t first) {  // elements of `memory`; in one case the second tensor starts inside a page
-          std::vector<held_tensor> held(2);
+          std::vector<held_tensor> held;
           for (std::size_t i = 0; i < 2; ++i) {
             float* const values = memory.data() + first + i * elements;
-            held[i].name = i == 0 ? "a" : "b";
-            held[i].shape = {elements};
-            held[i].part.dims = 1;
-            held[i].part.global[0] = held[i].part.local[0] = held[i].end = elements;
-            held[i].copies = axis_list(axis_of<tp>);
-            held[i].type = dtype::f32;
-            held[i].read = [=](std::int64_t from, std::int64_t to, std::byte* out) {
-              std::memcpy(out, values + from, static_cast<std::size_t>(to - from) * 4);
-            };
-            held[i].write = [=](const std::byte* in) { std::memcpy(values, in, elements * 4); };
-            held[i].target = [=] { return reinterpret_cast<std::byte*>(values); };
+            held_tensor& h = held.emplace_back(held_in_memory(i == 0 ? "a" : "b", values, elements));
+            h.copies = axis_list(axis_of<tp>);
+            h.target = [=] { return reinterpret_cast<std::byte*>(values); };
           }
           return held;
         };
@@ -139,15 +129,8 @@ TEST_CASE("NaN and infinity are loaded unchanged, and as nothing else") {
     std::vector<std::int64_t> counts(own_tensors::elements);
     for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = (std::int64_t{1} << 60) + static_cast<std::int64_t>(i);
     const auto held_by = [&](std::vector<std::int64_t>& values) {
-      own_tensors any(ctx, 1);
-      held_tensor h = any.held()[1];
-      h.name = "counts", h.type = dtype::i64;
-      h.read = [&values](std::int64_t from, std::int64_t to, std::byte* out) {
-        std::memcpy(out, values.data() + from, static_cast<std::size_t>(to - from) * sizeof(std::int64_t));
-      };
-      h.write = [&values](const std::byte* in) {
-        std::memcpy(values.data(), in, values.size() * sizeof(std::int64_t));
-      };
+      held_tensor h = held_in_memory("counts", values.data(), own_tensors::elements);
+      h.copies = axis_list(axis_of<dp>, axis_of<tp>);
       return h;
     };
     checkpoint_saver saver(ctx.device, ranks, {.directory = "steps"}, files);
@@ -293,23 +276,15 @@ struct columns {
   std::vector<held_tensor> held() {
     std::vector<held_tensor> all;
     for (std::size_t k = 0; k < values_.size(); ++k) {
-      held_tensor& h = all.emplace_back();
-      auto& values = values_[k];
-      h.name = cat({"matrix", k});
+      held_tensor& h = all.emplace_back(held_in_memory(cat({"matrix", k}), values_[k].data(), end_ - begin_, begin_));
       h.shape = {rows_, width_};
       h.part = part_;
-      h.begin = begin_, h.end = end_;
       if (!cut_ && ctx_.ranks.shape().extent(axis_of<dp>) > 1) h.copies.push_back(axis_of<dp>);
       if (ctx_.ranks.shape().extent(axis_of<tp>) > 1) h.across.push_back(axis_of<tp>);
       h.part_across = [this, axes = h.across](std::int64_t i) {
         const mesh_shape& mesh = ctx_.ranks.shape();
         return part_of(mesh, plait::detail::rank_in_group(mesh, ctx_.ranks.rank(), axes, i));
       };
-      h.type = dtype::f32;
-      h.read = [this, &values](std::int64_t from, std::int64_t to, std::byte* out) {
-        std::memcpy(out, values.data() + (from - begin_), static_cast<std::size_t>(to - from) * sizeof(float));
-      };
-      h.write = [&values](const std::byte* in) { std::memcpy(values.data(), in, values.size() * sizeof(float)); };
     }
     return all;
   }
