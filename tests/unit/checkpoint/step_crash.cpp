@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plait/checkpoint/step_directory.hpp"
@@ -46,18 +47,21 @@ std::set<std::uint64_t> whole_steps(memory_file_system& files) {
   return out;
 }
 
+/// The operations of a save of steps 1 and 2, and of the next save with it.
+std::pair<std::size_t, std::size_t> operations_of_saves(std::uint64_t last = 2) {
+  memory_file_system files;
+  save(files, {1, 2});
+  const std::size_t first = files.operations();
+  save(files, {3}, last);
+  const std::size_t all = files.operations();
+  CHECK(whole_steps(files) == (last == 0 ? std::set<std::uint64_t>{1, 2, 3} : std::set<std::uint64_t>{2, 3}));
+  return {first, all};
+}
+
 }  // namespace
 
 TEST_CASE("a crash at any operation of a save loses at most the step that was being saved") {
-  std::size_t first = 0, all = 0;
-  {
-    memory_file_system files;
-    save(files, {1, 2});
-    first = files.operations();
-    save(files, {3});
-    all = files.operations();
-    CHECK(whole_steps(files) == std::set<std::uint64_t>{2, 3});
-  }
+  const auto [first, all] = operations_of_saves();
   REQUIRE(all > first + 60);
   std::set<std::set<std::uint64_t>> seen;
   std::set<std::string> resumed_from;
@@ -107,14 +111,7 @@ TEST_CASE("a crash at any operation of a save loses at most the step that was be
 TEST_CASE("an operation that fails is an error and keeps saved steps, after a crash too") {
   std::size_t refused = 0, saved_after = 0;
   for (const std::uint64_t last : {2, 0}) {  // 0: no step is removed, and nothing happens after the save
-    std::size_t first = 0, all = 0;
-    {
-      memory_file_system files;
-      save(files, {1, 2});
-      first = files.operations();
-      save(files, {3}, last);
-      all = files.operations();
-    }
+    const auto [first, all] = operations_of_saves(last);
     for (const fault kind : {fault::io_error, fault::no_space, fault::short_write}) {
       for (std::size_t at = first; at < all; ++at) {
         CAPTURE(static_cast<int>(kind));
@@ -149,14 +146,7 @@ TEST_CASE("an operation that fails is an error and keeps saved steps, after a cr
 }
 
 TEST_CASE("a failure followed by a crash at any later operation") {
-  std::size_t first = 0, all = 0;
-  {
-    memory_file_system files;
-    save(files, {1, 2});
-    first = files.operations();
-    save(files, {3});
-    all = files.operations();
-  }
+  const auto [first, all] = operations_of_saves();
   for (std::size_t at = first; at < all; ++at) {
     for (std::size_t later = 1; later < 40; later += 1 + at % 3) {
       CAPTURE(at);
