@@ -15,20 +15,7 @@ namespace kernels = plait::kernels;
 
 namespace {
 
-box box_of(std::vector<int64_t> global, std::vector<int64_t> offset, std::vector<int64_t> local) {
-  box b;
-  b.dims = static_cast<int>(global.size());
-  for (std::size_t d = 0; d < global.size(); ++d) {
-    b.global[d] = global[d];
-    b.offset[d] = offset[d];
-    b.local[d] = local[d];
-  }
-  return b;
-}
-
-box whole_of(const std::vector<int64_t>& global) {
-  return box_of(global, std::vector<int64_t>(global.size(), 0), global);
-}
+box whole_of(int dims, const plait::per_dim& extents) { return {dims, extents, {}, extents}; }
 
 /// The part of a whole tensor in the box.
 template <class T>
@@ -46,11 +33,11 @@ std::vector<T> cut(const std::vector<T>& whole, const box& b) {
   return part;
 }
 
-const std::vector<int64_t> global{3, 5, 7, 9};
-const box parts[] = {box_of(global, {0, 0, 0, 0}, global),       box_of(global, {1, 0, 0, 0}, {2, 5, 7, 9}),
-                     box_of(global, {0, 2, 0, 0}, {3, 2, 7, 9}), box_of(global, {0, 0, 0, 4}, {3, 5, 7, 5}),
-                     box_of(global, {2, 3, 1, 2}, {1, 2, 3, 4}), box_of(global, {0, 1, 6, 0}, {3, 4, 1, 9}),
-                     box_of(global, {0, 0, 0, 8}, {3, 5, 7, 1}), box_of(global, {0, 0, 0, 0}, {3, 0, 7, 9})};
+const plait::per_dim global{3, 5, 7, 9};
+const box parts[] = {{4, global, {0, 0, 0, 0}, global},       {4, global, {1, 0, 0, 0}, {2, 5, 7, 9}},
+                     {4, global, {0, 2, 0, 0}, {3, 2, 7, 9}}, {4, global, {0, 0, 0, 4}, {3, 5, 7, 5}},
+                     {4, global, {2, 3, 1, 2}, {1, 2, 3, 4}}, {4, global, {0, 1, 6, 0}, {3, 4, 1, 9}},
+                     {4, global, {0, 0, 0, 8}, {3, 5, 7, 1}}, {4, global, {0, 0, 0, 0}, {3, 0, 7, 9}}};
 
 }  // namespace
 
@@ -85,7 +72,7 @@ TEST_CASE("both halves of the seed, the stream and the number of a block matter"
   cpu device;
   // The block's four numbers, in a box of one large dim.
   const std::int64_t first = static_cast<std::int64_t>(block * 4);
-  const box four = box_of({first + 1000}, {first}, {4});
+  const box four{1, {first + 1000}, {first}, {4}};
   std::array<double, 4> uniforms{}, normals{};
   kernels::fill_uniform(device, uniforms.data(), four, seed, stream, 0.0, 1.0);
   kernels::fill_normal(device, normals.data(), four, seed, stream, 0.0, 1.0);
@@ -97,7 +84,7 @@ TEST_CASE("both halves of the seed, the stream and the number of a block matter"
   CHECK(normals[0] == kernels::normal_pair(words[0], words[1])[0]);
   // Each of the 64 bits of a seed and of a stream changes the numbers, also those generated many at a time.
   std::array<double, 100> plain{}, other{};
-  const box hundred = whole_of({100});
+  const box hundred = whole_of(1, {100});
   kernels::fill_uniform(device, plain.data(), hundred, 0, 0, 0.0, 1.0);
   for (int bit = 0; bit < 64; ++bit)
     for (const bool of_seed : {true, false}) {
@@ -115,7 +102,7 @@ TEST_CASE("both halves of the seed, the stream and the number of a block matter"
 
 TEST_CASE_TEMPLATE("filling depends on the global index only", T, float, double) {
   cpu device;
-  const box whole = whole_of(global);
+  const box whole = whole_of(4, global);
   std::vector<T> normals(static_cast<std::size_t>(whole.local_size())), uniforms(normals.size());
   kernels::fill_normal(device, normals.data(), whole, 42, 7, 1.0, 0.5);
   kernels::fill_uniform(device, uniforms.data(), whole, 42, 8, -2.0, 3.0);
@@ -136,8 +123,8 @@ TEST_CASE("the numbers have the moments they should, and streams and seeds diffe
   cpu device;
   const int64_t n = 200000;
   std::vector<double> x(static_cast<std::size_t>(n)), u(x.size()), other(x.size());
-  kernels::fill_normal(device, x.data(), whole_of({n}), 1, 0, 0.0, 1.0);
-  kernels::fill_uniform(device, u.data(), whole_of({n}), 1, 1, 0.0, 1.0);
+  kernels::fill_normal(device, x.data(), whole_of(1, {n}), 1, 0, 0.0, 1.0);
+  kernels::fill_uniform(device, u.data(), whole_of(1, {n}), 1, 1, 0.0, 1.0);
   double mean = 0, square = 0, fourth = 0, u_mean = 0, neighbours = 0;
   for (std::size_t i = 0; i < x.size(); ++i) {
     mean += x[i] / static_cast<double>(n);
@@ -151,16 +138,16 @@ TEST_CASE("the numbers have the moments they should, and streams and seeds diffe
   CHECK(std::abs(fourth - 3) < 0.1);
   CHECK(std::abs(u_mean - 0.5) < 0.005);
   CHECK(std::abs(neighbours) < 0.01);
-  kernels::fill_normal(device, other.data(), whole_of({n}), 1, 5, 0.0, 1.0);
+  kernels::fill_normal(device, other.data(), whole_of(1, {n}), 1, 5, 0.0, 1.0);
   CHECK(std::abs(dot(x, other)) / static_cast<double>(n) < 0.01);
-  kernels::fill_normal(device, other.data(), whole_of({n}), 2, 0, 0.0, 1.0);
+  kernels::fill_normal(device, other.data(), whole_of(1, {n}), 2, 0, 0.0, 1.0);
   CHECK(std::abs(dot(x, other)) / static_cast<double>(n) < 0.01);
   CHECK(kernels::uniform(1, 1, std::uint64_t{1} << 40) != kernels::uniform(1, 1, 0));
 }
 
 TEST_CASE_TEMPLATE("dropout keeps the right share, the same elements on any shard, and in backward", T, float, double) {
   cpu device;
-  const box whole = whole_of(global);
+  const box whole = whole_of(4, global);
   const auto n = static_cast<std::size_t>(whole.local_size());
   const std::vector<T> ones(n, T(1));
   std::vector<T> y(n), dx(n);
