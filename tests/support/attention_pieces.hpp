@@ -20,6 +20,33 @@ struct attention_piece {
   bool sinks = false;  ///< whether each head has a sink
 };
 
+/// The arrays of a piece's attention, in a device's memory: whole ones, of which the piece's tokens are a part. R is
+/// the type of outputs and gradients, S of statistics.
+template <class T, class R, class S>
+struct piece_arrays {
+  const T *q, *k, *v, *d_o, *sinks;
+  R *o, *dq, *dk, *dv;
+  S *lse, *delta, *dsinks;
+};
+
+/// Runs both passes. With a given delta, the backward pass gets no output, unless it `reads_output`.
+template <class Device, class T, class R, class S>
+void run_piece(Device& device, const attention_piece& p, piece_arrays<T, R, S> at, bool reads_output = false) {
+  const kernels::attention_shape s = p.shape.checked();
+  at.q += p.q_lead * s.q_stride, at.d_o += p.q_lead * s.do_stride;
+  at.o += p.q_lead * s.o_stride, at.dq += p.q_lead * s.dq_stride;
+  at.k += p.k_lead * s.k_stride, at.dk += p.k_lead * s.dk_stride;
+  at.v += p.k_lead * s.v_stride, at.dv += p.k_lead * s.dv_stride;
+  at.lse += p.lse_lead, at.delta += p.lse_lead;
+  attention_forward(device, at.q, at.k, at.v, at.o, at.lse, p.shape);
+  if (p.sinks) join_sinks(device, at.sinks, at.o, at.lse, p.shape);
+  if (p.given_delta || p.sinks) attention_delta(device, at.o, at.d_o, at.delta, p.shape);
+  if (p.sinks) sink_gradients(device, at.sinks, at.lse, at.delta, at.dsinks, p.shape);
+  const R* const output = p.given_delta && !reads_output ? nullptr : at.o;
+  attention_backward(device, at.q, at.k, at.v, output, at.lse, at.d_o, at.dq, at.dk, at.dv, p.shape, p.accumulate,
+                     p.given_delta ? at.delta : nullptr);
+}
+
 inline kernels::attention_shape shape_of(std::int64_t batch, std::int64_t q_len, std::int64_t k_len, std::int64_t heads,
                                          std::int64_t kv_heads, std::int64_t head_dim, bool causal = true,
                                          std::int64_t q_offset = 0, std::int64_t k_offset = 0) {

@@ -243,11 +243,15 @@ TEST_CASE("CUDA attention refuses arrays that its kernels cannot read") {
 
 namespace {
 
-/// The attention of another library, which supports heads of 64 and only counts its calls.
+/// The attention of another library, which supports some head_dims in bf16 and only counts its calls.
 class counting_library final : public plait::attention_library {
  public:
+  counting_library(int64_t least_head_dim, int64_t most_head_dim) : least(least_head_dim), most(most_head_dim) {}
+  int64_t least, most;
   int forwards = 0, backwards = 0;
-  bool supports(const attention_shape& shape, plait::dtype) override { return shape.head_dim == 64; }
+  bool supports(const attention_shape& shape, dtype type) override {
+    return type == dtype::bf16 && shape.head_dim >= least && shape.head_dim <= most;
+  }
   void forward(cuda&, const bf16*, const bf16*, const bf16*, bf16*, float*, const attention_shape&) override {
     ++forwards;
   }
@@ -263,7 +267,7 @@ TEST_CASE("the library's attention runs where it is chosen and supported") {
   using plait::attention_backend;
   using plait::attention_choice;
   using plait::kernels::attention_backend_for;
-  counting_library library;
+  counting_library library(64, 64);
   const attention_shape small = shape_of(1, 4, 4, 1, 1, 8, true), usual = shape_of(1, 4, 4, 1, 1, 64, true);
   const attention_choice automatic{attention_backend::automatic, &library}, forced{attention_backend::cudnn, &library};
   CHECK(attention_backend_for({}, usual) == attention_backend::own);
@@ -347,22 +351,6 @@ TEST_CASE("a library's attention adds, writes float and leaves gaps unchanged, a
 }
 
 #ifdef PLAIT_CUDA_STAND_IN
-namespace {
-
-/// A library that must not be called.
-struct narrow_library final : plait::attention_library {
-  std::int64_t most = 128;
-  bool supports(const plait::kernels::attention_shape& shape, dtype type) override {
-    return type == dtype::bf16 && shape.head_dim <= most;
-  }
-  void forward(cuda&, const bf16*, const bf16*, const bf16*, bf16*, float*,
-               const plait::kernels::attention_shape&) override {}
-  void backward(cuda&, const bf16*, const bf16*, const bf16*, const bf16*, const float*, const bf16*, bf16*, bf16*,
-                bf16*, const plait::kernels::attention_shape&) override {}
-};
-
-}  // namespace
-
 TEST_CASE("attention that needs more shared memory than the GPU has is refused, with the numbers") {
   ::setenv("PLAIT_STAND_IN_SHARED_KB", "99", 1);  // as on GPUs of compute capability 8.6, 8.9 and 12.0
   {
@@ -377,7 +365,7 @@ TEST_CASE("attention that needs more shared memory than the GPU has is refused, 
         plait::error);
     CHECK_THROWS_AS(require_attention(device, dtype::f32, 256), plait::error);
     // The error is the same with a library that does not support the attention, or does not support float.
-    narrow_library library;
+    counting_library library(1, 128);
     device.use_attention({plait::attention_backend::automatic, &library});
     CHECK_THROWS_WITH_AS(require_attention(device, dtype::bf16, 256),
                          doctest::Contains("has 101376, and the device's attention_library does not support it; use a "

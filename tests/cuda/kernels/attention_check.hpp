@@ -32,24 +32,14 @@ attention_arrays attention_on_cpu(const attention_piece& piece, const std::vecto
                                   const std::vector<double>& k, const std::vector<double>& v,
                                   const std::vector<double>& d_o, const attention_arrays& start) {
   cpu device;
-  const kernels::attention_shape s = piece.shape.checked();
   attention_arrays made = start;
-  const double *const q_at = q.data() + piece.q_lead * s.q_stride, *const k_at = k.data() + piece.k_lead * s.k_stride;
-  const double *const v_at = v.data() + piece.k_lead * s.v_stride, *const d_o_at =
-                                                                       d_o.data() + piece.q_lead * s.do_stride;
-  double *const o_at = made.o.data() + piece.q_lead * s.o_stride, *const lse_at = made.lse.data() + piece.lse_lead;
-  kernels::attention_forward(device, q_at, k_at, v_at, o_at, lse_at, s);
-  if (piece.sinks) {
-    const std::vector<double> sinks = sinks_of<T>(piece);
-    std::vector<double> delta(made.lse.size());
-    made.dsinks.resize(sinks.size());
-    kernels::join_sinks(device, sinks.data(), o_at, lse_at, s);
-    kernels::attention_delta(device, o_at, d_o_at, delta.data() + piece.lse_lead, s);
-    kernels::sink_gradients(device, sinks.data(), lse_at, delta.data() + piece.lse_lead, made.dsinks.data(), s);
-  }
-  kernels::attention_backward(device, q_at, k_at, v_at, o_at, lse_at, d_o_at,
-                              made.dq.data() + piece.q_lead * s.dq_stride, made.dk.data() + piece.k_lead * s.dk_stride,
-                              made.dv.data() + piece.k_lead * s.dv_stride, s, piece.accumulate);
+  const std::vector<double> sinks = sinks_of<T>(piece);
+  std::vector<double> delta(made.lse.size());
+  if (piece.sinks) made.dsinks.resize(sinks.size());
+  run_piece(device, piece,
+            piece_arrays<double, double, double>{q.data(), k.data(), v.data(), d_o.data(), sinks.data(), made.o.data(),
+                                                 made.dq.data(), made.dk.data(), made.dv.data(), made.lse.data(),
+                                                 delta.data(), made.dsinks.data()});
   return made;
 }
 
@@ -131,30 +121,19 @@ void check(const attention_piece& given, attention_library* library = nullptr) {
   number_array<statistic_of<T>> lse_(device, start.lse), delta_(device, start.lse);
   number_array<T> sinks_(device, sinks_of<T>(given));
   number_array<statistic_of<T>> dsinks_(device, values(expected.dsinks.size(), 9.0));
-  std::vector<std::int32_t> documents;
-  if (s.first_visible != nullptr) documents.assign(s.first_visible, s.first_visible + q_tokens - given.q_lead);
-  device_array<std::int32_t> documents_(device, documents);
-  attention_shape there = given.shape;
-  if (s.first_visible != nullptr) there.first_visible = documents_.data();
-  std::vector<std::int32_t> ends;
-  if (s.end_visible != nullptr) ends.assign(s.end_visible, s.end_visible + q_tokens - given.q_lead);
-  device_array<std::int32_t> ends_(device, ends);
-  if (s.end_visible != nullptr) there.end_visible = ends_.data();
-  const T *const q_at = q_.data() + given.q_lead * s.q_stride, *const k_at = k_.data() + given.k_lead * s.k_stride;
-  const T *const v_at = v_.data() + given.k_lead * s.v_stride, *const d_o_at = d_o_.data() + given.q_lead * s.do_stride;
-  R* const o_at = o_.data() + given.q_lead * s.o_stride;
-  statistic_of<T>*const lse_at = lse_.data() + given.lse_lead, *const delta_at = delta_.data() + given.lse_lead;
-  kernels::attention_forward<T>(device, q_at, k_at, v_at, o_at, lse_at, there);
-  if (given.sinks) kernels::join_sinks<T>(device, sinks_.data(), o_at, lse_at, there);
-  if (given.given_delta || given.sinks) kernels::attention_delta<T>(device, o_at, d_o_at, delta_at, there);
-  if (given.sinks) kernels::sink_gradients<T>(device, sinks_.data(), lse_at, delta_at, dsinks_.data(), there);
-  const R* const output = given.given_delta && library == nullptr
-                              ? nullptr
-                              : o_at;  // only plait's kernels work with delta instead of the output
-  kernels::attention_backward<T>(device, q_at, k_at, v_at, output, lse_at, d_o_at,
-                                 dq_.data() + given.q_lead * s.dq_stride, dk_.data() + given.k_lead * s.dk_stride,
-                                 dv_.data() + given.k_lead * s.dv_stride, there, given.accumulate,
-                                 given.given_delta ? delta_at : nullptr);
+  const auto uploaded = [&](const std::int32_t* positions) {
+    const int64_t count = positions == nullptr ? 0 : q_tokens - given.q_lead;
+    return device_array<std::int32_t>(device, std::vector<std::int32_t>(positions, positions + count));
+  };
+  device_array<std::int32_t> starts = uploaded(s.first_visible), ends = uploaded(s.end_visible);
+  attention_piece there = given;
+  if (s.first_visible != nullptr) there.shape.first_visible = starts.data();
+  if (s.end_visible != nullptr) there.shape.end_visible = ends.data();
+  run_piece(device, there,
+            piece_arrays<T, R, statistic_of<T>>{q_.data(), k_.data(), v_.data(), d_o_.data(), sinks_.data(), o_.data(),
+                                                dq_.data(), dk_.data(), dv_.data(), lse_.data(), delta_.data(),
+                                                dsinks_.data()},
+            library != nullptr);  // only plait's kernels work with delta instead of the output
   device.synchronize();
   const int64_t q_width = s.heads * s.head_dim, k_width = s.kv_heads * s.head_dim;
   const auto queries = [&](int64_t stride) { return token_rows{given.q_lead, s.q_batch, s.q_len, stride, q_width}; };

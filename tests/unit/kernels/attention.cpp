@@ -6,12 +6,12 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "plait/kernels/kernels.hpp"
 #include "support/attention_pieces.hpp"
+#include "support/kernel_support.hpp"
 #include "support/naive_attention.hpp"
 #include "support/test_data.hpp"
 
@@ -33,11 +33,8 @@ using values = std::vector<double>;
 /// Normally distributed numbers that T represents exactly.
 template <class T>
 values seeded_values(int64_t n, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<double> normal;
-  values result(static_cast<std::size_t>(n));
-  for (double& x : result) x = static_cast<double>(static_cast<T>(normal(generator)));
-  return result;
+  const std::vector<T> numbers = kernel_support::random_values<T>(n, seed);
+  return values(numbers.begin(), numbers.end());
 }
 
 /// The largest difference, relative to the largest element.
@@ -93,20 +90,10 @@ void check(const attention_piece& given, double tolerance) {
       given.accumulate);
 
   cpu device;
-  const T *const q_at = q_.data() + given.q_lead * s.q_stride, *const k_at = k_.data() + given.k_lead * s.k_stride,
-                 *const v_at = v_.data() + given.k_lead * s.v_stride,
-                 *const d_o_at = d_o_.data() + given.q_lead * s.do_stride;
-  T *const o_at = o_.data() + given.q_lead * s.o_stride, *const lse_at = lse_.data() + given.lse_lead,
-           *const delta_at = delta.data() + given.lse_lead;
-  attention_forward(device, q_at, k_at, v_at, o_at, lse_at, given.shape);
-  if (given.sinks) join_sinks(device, sinks_.data(), o_at, lse_at, given.shape);
-  if (given.given_delta || given.sinks) attention_delta(device, o_at, d_o_at, delta_at, given.shape);
-  if (given.sinks) sink_gradients(device, sinks_.data(), lse_at, delta_at, dsinks_.data(), given.shape);
-  const T* const no_output = nullptr;
-  attention_backward(device, q_at, k_at, v_at, given.given_delta ? no_output : o_at, lse_at, d_o_at,
-                     dq_.data() + given.q_lead * s.dq_stride, dk_.data() + given.k_lead * s.dk_stride,
-                     dv_.data() + given.k_lead * s.dv_stride, given.shape, given.accumulate,
-                     given.given_delta ? delta_at : nullptr);
+  plait::test::run_piece(device, given,
+                         plait::test::piece_arrays<T, T, T>{q_.data(), k_.data(), v_.data(), d_o_.data(), sinks_.data(),
+                                                            o_.data(), dq_.data(), dk_.data(), dv_.data(), lse_.data(),
+                                                            delta.data(), dsinks_.data()});
   CHECK(error_of(o_, o) < tolerance);
   CHECK(error_of(lse_, lse) < tolerance);
   CHECK(error_of(dq_, dq) < tolerance);
