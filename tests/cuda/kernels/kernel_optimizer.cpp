@@ -1,10 +1,10 @@
 // program: kernels
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -38,14 +38,6 @@ struct adamw_numbers {
   values master, m, v;
 };
 
-/// One tensor between steps, whose moments have type S: bf16, or codes in blocks.
-template <class M, class S>
-struct rounded_numbers {
-  std::vector<M> master;
-  std::vector<S> m, v;
-  std::vector<std::uint8_t> m_scales, v_scales;
-};
-
 /// The cpu's step.
 void adamw_on_cpu(adamw_numbers& tensor, const values& gradient, double weight_decay, const adamw_settings& settings,
                   const adamw_scalars& scalars) {
@@ -55,21 +47,6 @@ void adamw_on_cpu(adamw_numbers& tensor, const values& gradient, double weight_d
       tensor.v.data(),      nullptr,         static_cast<int64_t>(gradient.size()),
       weight_decay};
   plait::kernels::adamw_update(device, std::span(&one, 1), settings, &scalars);
-}
-
-/// The cpu's step with stochastically rounded moments and, for bf16 M, rounded values. `like` has all arguments except
-/// the addresses.
-template <class M, class G, class S>
-void adamw_rounded_on_cpu(rounded_numbers<M, S>& tensor, const std::vector<G>& gradient,
-                          plait::kernels::adamw_rounded_tensor<M, G, M, S> like, const adamw_settings& settings,
-                          const adamw_scalars& scalars) {
-  plait::cpu device;
-  like.master = tensor.master.data(), like.gradient = gradient.data();
-  like.m = tensor.m.data(), like.v = tensor.v.data();
-  like.m_scales = tensor.m_scales.data(), like.v_scales = tensor.v_scales.data();
-  like.weight = nullptr;
-  plait::kernels::adamw_update(device, std::span<const plait::kernels::adamw_rounded_tensor<M, G, M, S>>(&like, 1),
-                               settings, &scalars);
 }
 
 /// The cpu's factors of clipping.
@@ -141,10 +118,16 @@ std::vector<values> train(cuda& device, const adamw_settings& settings, bool com
   return made;
 }
 
-/// Tensors of the sizes above that start anywhere in a block, like the columns of a matrix split in two.
+/// Tensors of the sizes above that start anywhere in a block, like the columns of a matrix split in two. Their moments
+/// have type S: bf16, or codes in blocks. Moments and, for bf16 M, values are rounded stochastically.
 template <class M, class G, class S>
 void compare_rounded(cuda& device) {
   using tensor = plait::kernels::adamw_rounded_tensor<M, G, M, S>;
+  struct on_host {
+    std::vector<M> master;
+    std::vector<S> m, v;
+    std::vector<std::uint8_t> m_scales, v_scales;
+  };
   struct on_device {
     device_array<M> master;
     device_array<G> gradient;
@@ -153,13 +136,14 @@ void compare_rounded(cuda& device) {
   };
   const adamw_settings settings{0.9, 0.95, 1e-8};
   const std::vector<int64_t> sizes = tensor_sizes();
-  std::vector<rounded_numbers<M, S>> expected;
+  plait::cpu host;
+  std::vector<on_host> expected;
   std::vector<std::unique_ptr<on_device>> tensors;
   std::vector<tensor> table;
   for (std::size_t t = 0; t < sizes.size(); ++t) {
     const auto n = static_cast<std::size_t>(sizes[t]);
     const auto begin = static_cast<int64_t>(t * 100 % 256);
-    rounded_numbers<M, S> x;
+    on_host x;
     for (const double value : random_values<M>(sizes[t], static_cast<unsigned>(t))) x.master.push_back(typed<M>(value));
     x.m.resize(n), x.v.resize(n), x.m_scales.resize(n / 256 + 2), x.v_scales.resize(n / 256 + 2);
     tensors.push_back(std::make_unique<on_device>(on_device{{device, x.master},
@@ -194,24 +178,20 @@ void compare_rounded(cuda& device) {
         gradient.push_back(typed<G>(value));
       tensors[t]->gradient = device_array<G>(device, gradient);
       table[t].gradient = tensors[t]->gradient.data();
-      adamw_rounded_on_cpu(expected[t], gradient, table[t], settings, scalars);
+      tensor one = table[t];
+      on_host& x = expected[t];
+      one.master = x.master.data(), one.gradient = gradient.data(), one.m = x.m.data(), one.v = x.v.data();
+      one.m_scales = x.m_scales.data(), one.v_scales = x.v_scales.data();
+      plait::kernels::adamw_update(host, std::span<const tensor>(&one, 1), settings, &scalars);
     }
     plait::kernels::adamw_update(device, std::span<const tensor>(table), settings, numbers.data());
   }
   // Both use the same random bits, so results differ only where the last digit differs before rounding.
   std::size_t elements = 0, differing = 0;
-  const auto bytes_of = [](const auto& array) {
-    const auto* const p = reinterpret_cast<const unsigned char*>(array.data());
-    return std::vector<unsigned char>(p, p + array.size() * sizeof(array[0]));
-  };
   const auto count = [&](const auto& got, const auto& want) {
     REQUIRE(got.size() == want.size());
-    const auto a = bytes_of(got), b = bytes_of(want);
     elements += got.size();
-    for (std::size_t i = 0; i < got.size(); ++i)
-      differing += !std::equal(a.begin() + static_cast<std::ptrdiff_t>(i * sizeof(got[0])),
-                               a.begin() + static_cast<std::ptrdiff_t>((i + 1) * sizeof(got[0])),
-                               b.begin() + static_cast<std::ptrdiff_t>(i * sizeof(got[0])));
+    for (std::size_t i = 0; i < got.size(); ++i) differing += std::memcmp(&got[i], &want[i], sizeof(got[i])) != 0;
   };
   for (std::size_t t = 0; t < sizes.size(); ++t) {
     CAPTURE(sizes[t]);
