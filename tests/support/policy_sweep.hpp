@@ -78,8 +78,7 @@ inline policy_settings draw_settings(zero_level level, const pipeline_mesh& m, b
 }
 
 inline pipeline_options options_of(const policy_settings& k) {
-  pipeline_options how;
-  how.parallel.level = k.level;
+  pipeline_options how{.parallel = {.level = k.level}};
   how.parallel.overlap = k.overlap;
   if (k.cut == cut_for::whole || k.cut == cut_for::whole_by_muon) how.cut = bucket_cut::whole;
   if (k.cut == cut_for::blocks) how.cut = bucket_cut::blocks(256);

@@ -144,8 +144,7 @@ state_digest run_saved(scenario s, const saved_layout& how, std::uint64_t seed, 
 /// Layouts of all kinds: data, pipeline, context and tensor parallel, every policy and cut, chunks in V.
 inline std::vector<saved_layout> many_layouts() {
   const auto zero = [](zero_level level, bucket_cut cut = bucket_cut::even) {
-    pipeline_options how;
-    how.parallel.level = level;
+    pipeline_options how{.parallel = {.level = level}};
     how.cut = cut;
     return how;
   };

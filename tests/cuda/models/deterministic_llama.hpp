@@ -66,8 +66,7 @@ deterministic_result train_model(const Launch& launch, const mesh_shape& mesh, c
     Model model(ctx, config, model_options);
     model.visit([&](auto& p) { p.initialize(ctx); });
     adamw<bf16, cuda> optimizer;
-    pipeline_options options;
-    options.parallel.level = l.level;
+    pipeline_options options{.parallel = {.level = l.level}};
     training_step step(ctx, model, optimizer, l.microbatches, 0.1, options);
     const sequence_order places = sequence_order_of<S>(mesh, ctx.sizes);
     step_result last;
