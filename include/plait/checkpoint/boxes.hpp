@@ -18,6 +18,7 @@
 #include "plait/core/containers.hpp"
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
+#include "plait/kernels/strided_copy.hpp"
 
 namespace plait {
 
@@ -68,14 +69,6 @@ constexpr flat_boxes boxes_of_flat_range(const box& whole, std::int64_t begin, s
 
 namespace detail {
 
-/// Returns the offset of the element at `at` in a box of its tensor that is stored row-major.
-inline std::int64_t place_in(const box& stored, const per_dim& at) {
-  std::int64_t place = 0;
-  for (std::size_t d = 0; d < static_cast<std::size_t>(stored.dims); ++d)
-    place = place * stored.local[d] + (at[d] - stored.offset[d]);
-  return place;
-}
-
 /// A run is a sequence of elements of `part` that is contiguous in both `a` and `b`. Returns its number of elements,
 /// and the number of dims outside of it.
 inline std::pair<std::int64_t, int> common_run(const box& part, const box& a, const box& b) {
@@ -96,7 +89,7 @@ void each_common_run(const box& part, const box& a, const box& b, F&& f) {
   const auto [run, outer] = common_run(part, a, b);
   per_dim at = part.offset;
   while (true) {
-    f(place_in(a, at), place_in(b, at), run);
+    f(kernels::offset_of(a, at), kernels::offset_of(b, at), run);
     int d = outer - 1;
     for (; d >= 0; --d) {
       const auto i = static_cast<std::size_t>(d);

@@ -180,7 +180,7 @@ class stored_boxes {
       const box whole = tensor.box_of(tensor.boxes[i]);
       const std::optional<box> common = intersect(whole, wanted);
       if (!common || common->offset != wanted.offset) continue;
-      const auto at = static_cast<std::uint64_t>(detail::place_in(whole, common->offset));
+      const auto at = static_cast<std::uint64_t>(kernels::offset_of(whole, common->offset));
       return tensor.boxes[i].stored.position + at * size_of(tensor.dtype);
     }
     return 0;
@@ -310,7 +310,7 @@ struct common_box {
       at[d] += i % common.local[d];
       i /= common.local[d];
     }
-    return {place_in(whole, at), place_in(for_whom.wanted, at)};
+    return {kernels::offset_of(whole, at), kernels::offset_of(for_whom.wanted, at)};
   }
   /// Returns the position of the i-th run's first byte in the file.
   std::uint64_t position(std::int64_t i) const {

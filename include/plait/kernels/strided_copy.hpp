@@ -46,12 +46,12 @@ struct strided_copy {
   }
 };
 
-/// Returns the offset of `part` in an array that holds the box `whole`, in elements.
-constexpr std::int64_t offset_of(const box& whole, const box& part) {
-  std::int64_t at = 0;
+/// Returns the offset of the element at `at` of a tensor in an array that holds the box `whole`, in elements.
+constexpr std::int64_t offset_of(const box& whole, const per_dim& at) {
+  std::int64_t place = 0;
   for (std::size_t d = 0; d < static_cast<std::size_t>(whole.dims); ++d)
-    at = at * whole.local[d] + part.offset[d] - whole.offset[d];
-  return at;
+    place = place * whole.local[d] + at[d] - whole.offset[d];
+  return place;
 }
 
 /// Returns the copy of `part` from an array that holds the box `from` to an array that holds the box `to`.

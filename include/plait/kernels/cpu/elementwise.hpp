@@ -281,8 +281,8 @@ inline void copy_3d(cpu& device, const void* from, void* to, std::int64_t planes
 inline void copy_box(cpu&, const void* in, const box& from, void* out, const box& to, const box& part,
                      std::int64_t element_bytes) {
   const strided_copy copy = copy_of(from, to, part, element_bytes);
-  const auto* const source = static_cast<const unsigned char*>(in) + offset_of(from, part) * element_bytes;
-  auto* const target = static_cast<unsigned char*>(out) + offset_of(to, part) * element_bytes;
+  const auto* const source = static_cast<const unsigned char*>(in) + offset_of(from, part.offset) * element_bytes;
+  auto* const target = static_cast<unsigned char*>(out) + offset_of(to, part.offset) * element_bytes;
   const std::int64_t pieces = copy.pieces();
   for (std::int64_t piece = 0; piece < pieces; ++piece) {
     std::int64_t rest = piece, from_at = 0, to_at = 0;

@@ -412,8 +412,8 @@ PLAIT_CUDA_INLINE void copy_box(cuda& device, const void* in, const box& from, v
                                 const box& part, std::int64_t element_bytes) {
   const strided_copy copy = copy_of(from, to, part, element_bytes);
   if (copy.dims == 0) return;
-  detail::copy_strided(device, static_cast<const unsigned char*>(in) + offset_of(from, part) * element_bytes,
-                       static_cast<unsigned char*>(out) + offset_of(to, part) * element_bytes, copy);
+  detail::copy_strided(device, static_cast<const unsigned char*>(in) + offset_of(from, part.offset) * element_bytes,
+                       static_cast<unsigned char*>(out) + offset_of(to, part.offset) * element_bytes, copy);
 }
 
 // ---- rotary positions --------------------------------------------------------------------------------------------
