@@ -302,8 +302,6 @@ void rope_rotations(const std::int64_t* positions, std::int64_t count, std::span
   }
 }
 
-std::vector<double> rope_inverse_frequencies(std::int64_t head_dim, double theta,
-                                             const std::optional<llama3_rope_scaling>& scaling);
 #ifndef PLAIT_COMPILED
 PLAIT_INLINE std::vector<double> rope_inverse_frequencies(std::int64_t head_dim, double theta,
                                                           const std::optional<llama3_rope_scaling>& scaling) {

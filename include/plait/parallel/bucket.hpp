@@ -196,7 +196,6 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     return bucket;
   }
 
-  std::int64_t elements() const { return total_; }
   bool trainable() const { return trainable_; }
 
   /// Starts to gather the values for the layers; `finish_gather` waits. Does nothing if they are already gathered.

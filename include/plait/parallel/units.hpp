@@ -53,7 +53,6 @@ class parameter_units {
   std::string name(int unit) const;
   /// Whether another rank shares one of the unit's parameters.
   bool tied(int unit) const { return at(unit).tied; }
-  const data_ranks& ranks() const { return ranks_; }
 
   /// Begins a step: gradients are empty, and gathers of values that have changed are started. Throws if a reduction of
   /// the last step was not finished.

@@ -57,9 +57,7 @@ class cudnn_attention final : public attention_library {
 
   /// Returns whether the shape is supported. Makes the plans of both directions on the first call for a shape.
   bool supports(const kernels::attention_shape& shape, dtype type) override {
-    const kernels::attention_shape s = shape.checked();
-    return type == dtype::bf16 && impossible(s).empty() && plan_of(s, false).refusal.empty() &&
-           plan_of(s, true).refusal.empty();
+    return type == dtype::bf16 && refusal(shape).empty();
   }
 
   void forward(cuda& device, const bf16* q, const bf16* k, const bf16* v, bf16* o, float* lse,
