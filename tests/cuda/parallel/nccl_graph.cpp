@@ -26,6 +26,7 @@
 #include "plait/parallel/world.hpp"
 #include "plait/schedule/generators.hpp"
 #include "support/nccl_runs.hpp"
+#include "support/texts.hpp"
 
 using namespace plait;
 using rank_comm = nccl::communicator;
@@ -34,6 +35,7 @@ namespace {
 
 using plait::test::devices;
 using plait::test::text_of;
+using plait::test::text_thrown_by;
 
 constexpr std::size_t n = 37;
 
@@ -158,6 +160,24 @@ struct disturbance {
   int aborting_step = -1;    ///< rank 1 aborts before this step
 };
 
+constexpr std::int64_t vocabulary = 32;
+
+/// Loads step `i`, of some samples.
+template <class Step>
+void load_step(const context<cuda>& ctx, Step& step, std::int64_t i, std::int64_t samples) {
+  step.load(ctx, samples * i, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
+    for (std::int64_t t = 0; t < ids.size(); ++t) {
+      ids.data()[t] = (i * 7 + m * 5 + t * 3) % vocabulary;
+      labels.data()[t] = (i + m + t) % vocabulary;
+    }
+  });
+}
+
+/// A mesh of dp x pp x tp ranks.
+mesh_shape mesh_of(std::int64_t dp_ranks, std::int64_t stages, std::int64_t tp_ranks) {
+  return mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{dp_ranks, stages, 1, tp_ranks, 1}.shape();
+}
+
 /// The losses of six steps of a small Llama as a pipeline, with -1 for NaN, and the weights of each rank afterwards.
 template <class Policy>
 std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const mesh_shape& shape, bool as_graph,
@@ -166,7 +186,8 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const 
                                                                           const disturbance& disturbed = {}) {
   using S = megatron_sp;
   using model_type = llama<float, S, cuda>;
-  const llama_config config{.vocab = 32, .hidden = 16, .layers = size.layers, .heads = 2, .kv_heads = 2, .ffn = 32};
+  const llama_config config{
+      .vocab = vocabulary, .hidden = 16, .layers = size.layers, .heads = 2, .kv_heads = 2, .ffn = 32};
   const std::int64_t microbatches = size.microbatches, seq = 8;
   const schedule plan = make_schedule<Policy>(static_cast<int>(shape.extent(axis_of<pp>)), microbatches);
   std::vector<double> losses;
@@ -205,12 +226,7 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_pipeline(const 
                   stand_in::failing_product = disturbed.failing_product;
 #endif
                 if (comm.rank() == 1 && i == disturbed.aborting_step) comm.abort("for a test");
-                step.load(ctx, 4 * microbatches * i, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
-                  for (std::int64_t t = 0; t < ids.size(); ++t) {
-                    ids.data()[t] = (i * 7 + m * 5 + t * 3) % config.vocab;
-                    labels.data()[t] = (i + m + t) % config.vocab;
-                  }
-                });
+                load_step(ctx, step, i, 4 * microbatches);
                 optimizer.begin_step(ctx, 1e-2);
                 as_graph ? replayed->run(ctx) : step.run(ctx);
                 if (disturbed.asked_late && i + 1 < steps) continue;
@@ -243,42 +259,33 @@ std::vector<double> check_recorded_pipeline(const mesh_shape& shape, const train
 }  // namespace
 
 TEST_CASE("nccl in a graph: the stages of a pipeline are recorded, and replayed with the same bits") {
-  const auto shape = [](std::int64_t p, std::int64_t t) {
-    return mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{1, p, 1, t, 1}.shape();
-  };
   const training_size two_layers{.layers = 2}, four_layers{.layers = 4};  // one layer for each part
-  check_recorded_pipeline<one_f_one_b>(shape(2, 1), two_layers);
-  check_recorded_pipeline<one_f_one_b>(shape(2, 2), two_layers);
-  check_recorded_pipeline<zb_v>(shape(2, 1), four_layers);
+  check_recorded_pipeline<one_f_one_b>(mesh_of(1, 2, 1), two_layers);
+  check_recorded_pipeline<one_f_one_b>(mesh_of(1, 2, 2), two_layers);
+  check_recorded_pipeline<zb_v>(mesh_of(1, 2, 1), four_layers);
   // Values that are set between replays are used by the next step, on every stage and for sharded parameters.
-  check_recorded_pipeline<one_f_one_b>(shape(2, 1), two_layers, {}, {.weights_set = true});
-  const auto pieces = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape();
-  pipeline_options options;
-  options.parallel.level = zero_level::parameters;
-  check_recorded_pipeline<one_f_one_b>(pieces, two_layers, options, {.weights_set = true});
+  check_recorded_pipeline<one_f_one_b>(mesh_of(1, 2, 1), two_layers, {}, {.weights_set = true});
+  pipeline_options options{.parallel = {.level = zero_level::parameters}};
+  check_recorded_pipeline<one_f_one_b>(mesh_of(2, 2, 1), two_layers, options, {.weights_set = true});
 }
 
 TEST_CASE(
     "nccl in a graph: every policy of data parallelism is recorded, and has the losses of replicated parameters") {
-  const auto shape = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 1, 1, 2, 1}.shape();
   const training_size little{.layers = 2, .microbatches = 2};
   std::vector<double> replicated;
   for (const zero_level level :
        {zero_level::replicated, zero_level::optimizer, zero_level::gradients, zero_level::parameters}) {
-    pipeline_options options;
-    options.parallel.level = level;
-    const std::vector<double> losses = check_recorded_pipeline<one_f_one_b>(shape, little, options);
+    pipeline_options options{.parallel = {.level = level}};
+    const std::vector<double> losses = check_recorded_pipeline<one_f_one_b>(mesh_of(2, 1, 2), little, options);
     if (level == zero_level::replicated) replicated = losses;
     for (std::size_t i = 0; i < losses.size(); ++i) CHECK(std::abs(losses[i] - replicated[i]) <= 1e-5 * replicated[i]);
   }
 }
 
 TEST_CASE("nccl in a graph: steps with gradients that are not finite, and results that are not read") {
-  const auto shape = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 1, 1, 1, 1}.shape();
-  pipeline_options options;
-  options.parallel.level = zero_level::gradients;
+  pipeline_options options{.parallel = {.level = zero_level::gradients}};
   for (const disturbance& disturbed : {disturbance{.spoilt = true}, {.asked_late = true}})
-    check_recorded_pipeline<one_f_one_b>(shape, {.layers = 1, .microbatches = 1}, options, disturbed);
+    check_recorded_pipeline<one_f_one_b>(mesh_of(2, 1, 1), {.layers = 1, .microbatches = 1}, options, disturbed);
 }
 
 namespace {
@@ -287,7 +294,7 @@ namespace {
 std::pair<std::vector<double>, std::vector<std::uint64_t>> train_mixture(bool padded, bool as_graph) {
   using S = megatron_experts;
   const llama_config config{
-      .vocab = 32,
+      .vocab = vocabulary,
       .hidden = 16,
       .layers = 2,
       .heads = 2,
@@ -312,12 +319,7 @@ std::pair<std::vector<double>, std::vector<std::uint64_t>> train_mixture(bool pa
               std::optional<graph_step<decltype(step)>> replayed;
               if (as_graph) replayed.emplace(ctx, step);
               for (std::int64_t i = 0; i < 5; ++i) {
-                step.load(ctx, 8 * i, [&](std::int64_t m, host_tokens& ids, host_tokens& labels) {
-                  for (std::int64_t t = 0; t < ids.size(); ++t) {
-                    ids.data()[t] = (i * 7 + m * 5 + t * 3) % config.vocab;
-                    labels.data()[t] = (i + m + t) % config.vocab;
-                  }
-                });
+                load_step(ctx, step, i, 8);
                 optimizer.begin_step(ctx, 1e-2);
                 as_graph ? replayed->run(ctx) : step.run(ctx);
                 const double loss = step.result(ctx).loss;
@@ -348,40 +350,30 @@ TEST_CASE("nccl: a rank that throws inside a step, recorded or not, ends the oth
     REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
     return free;
   };
-  pipeline_options options;
-  options.parallel.level = zero_level::parameters;
+  pipeline_options options{.parallel = {.level = zero_level::parameters}};
   const std::size_t before = free_bytes();
   const auto ends = [&](const mesh_shape& shape, bool as_graph, int step, int product) {
     CAPTURE(describe(shape));
     CAPTURE(as_graph);
     CAPTURE(step);
     CAPTURE(product);
-    std::string text;
-    try {
+    const std::string text = text_thrown_by([&] {
       train_pipeline<one_f_one_b>(shape, as_graph, {}, options, {.failing_step = step, .failing_product = product});
-    } catch (const error& e) {
-      text = e.what();
-    }
+    });
     CHECK(text.find("rank 1: gemm(") == 0);
     CHECK(text.find("cuBLASLt: starting the product: ") != std::string::npos);
     CHECK(free_bytes() == before);
   };
-  const auto stages = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape();
+  const mesh_shape stages = mesh_of(2, 2, 1);
   for (const int product : {1, 17, 70}) ends(stages, false, 1, product);
   for (const int step : {1, 2}) ends(stages, true, step, 12);  // before and while the step is recorded
 }
 
 TEST_CASE("nccl in a graph: a rank that ends all ranks while each owns a recorded step does so quickly") {
-  pipeline_options options;
-  options.parallel.level = zero_level::parameters;
-  const auto shape = mesh<axis<dp>, axis<pp>, axis<cp>, axis<tp>, axis<tp_rep>>{2, 2, 1, 1, 1}.shape();
+  pipeline_options options{.parallel = {.level = zero_level::parameters}};
   const double begun = comm_clock();
-  std::string text;
-  try {
-    train_pipeline<one_f_one_b>(shape, true, {}, options, {.aborting_step = 4});
-  } catch (const error& e) {
-    text = e.what();
-  }
+  const std::string text =
+      text_thrown_by([&] { train_pipeline<one_f_one_b>(mesh_of(2, 2, 1), true, {}, options, {.aborting_step = 4}); });
   CHECK(text.find("rank 1 called abort: for a test") != std::string::npos);
   CHECK(comm_clock() - begun < 45);  // the grace is 60 s
 }
