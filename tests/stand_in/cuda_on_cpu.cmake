@@ -11,8 +11,7 @@ target_compile_definitions(plait_cuda_stand_in INTERFACE PLAIT_CUDA_STAND_IN)
 
 # The code that switches between the threads of a block, and multiplies, runs most often in these tests. Every build
 # optimises it; the sanitizers do not check it, only kernels.
-add_library(plait_stand_in_blocks STATIC EXCLUDE_FROM_ALL
-  stand_in/cuda/stand_in/block.cpp stand_in/cuda/stand_in/tensor_core.cpp)
+add_library(plait_stand_in_blocks STATIC EXCLUDE_FROM_ALL stand_in/cuda/stand_in/block.cpp)
 target_compile_features(plait_stand_in_blocks PRIVATE cxx_std_20)
 target_compile_options(plait_stand_in_blocks PRIVATE -O2 -march=native -Wall -Wextra -Wpedantic -Wshadow)
 target_include_directories(plait_stand_in_blocks PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/stand_in/cuda")

@@ -11,24 +11,60 @@
 
 #include "cuda_runtime.h"
 #include "library_types.h"
-#include "stand_in/cublas_names.hpp"
 #include "stand_in/gemm.hpp"
+
+enum cublasStatus_t {
+  CUBLAS_STATUS_SUCCESS = 0,
+  CUBLAS_STATUS_NOT_INITIALIZED = 1,
+  CUBLAS_STATUS_INVALID_VALUE = 7,
+  CUBLAS_STATUS_EXECUTION_FAILED = 13,
+  CUBLAS_STATUS_NOT_SUPPORTED = 15
+};
+enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
+enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_64F = 70, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
+enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4, CUBLASLT_EPILOGUE_BGRADB = 512 };
+enum cublasLtMatmulDescAttributes_t {
+  CUBLASLT_MATMUL_DESC_TRANSA = 3,
+  CUBLASLT_MATMUL_DESC_TRANSB = 4,
+  CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+  CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8
+};
+enum cublasLtReductionScheme_t {
+  CUBLASLT_REDUCTION_SCHEME_NONE = 0,
+  CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
+  CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
+  CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
+  CUBLASLT_REDUCTION_SCHEME_MASK = 7
+};
+enum cublasLtMatmulPreferenceAttributes_t {
+  CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+  CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
+};
+
+inline const char* cublasLtGetStatusString(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_SUCCESS            ? "CUBLAS_STATUS_SUCCESS"
+         : status == CUBLAS_STATUS_NOT_INITIALIZED  ? "CUBLAS_STATUS_NOT_INITIALIZED"
+         : status == CUBLAS_STATUS_INVALID_VALUE    ? "CUBLAS_STATUS_INVALID_VALUE"
+         : status == CUBLAS_STATUS_EXECUTION_FAILED ? "CUBLAS_STATUS_EXECUTION_FAILED"
+                                                    : "CUBLAS_STATUS_NOT_SUPPORTED";
+}
 
 struct cublasLtContext {};
 struct cublasLtMatmulDescOpaque_t {
   cublasComputeType_t compute;
   cudaDataType_t scale;
-  std::int32_t pointer_mode = CUBLASLT_POINTER_MODE_HOST, trans_a = CUBLAS_OP_N, trans_b = CUBLAS_OP_N;
+  std::int32_t trans_a = CUBLAS_OP_N, trans_b = CUBLAS_OP_N;
   std::uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   void* bias = nullptr;
-  std::int32_t bias_type = -1;  // CUDA_R_* of the bias; -1: that of d
 };
-struct cublasLtMatrixLayoutOpaque_t {
-  stand_in::matrix_layout layout;
-};
+using cublasLtMatrixLayoutOpaque_t = stand_in::matrix_layout;
 struct cublasLtMatmulPreferenceOpaque_t {
   std::uint64_t workspace = 0;
-  std::uint32_t search = 0, reductions = CUBLASLT_REDUCTION_SCHEME_MASK, alignment[4] = {256, 256, 256, 256};
+  std::uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK, alignment[4] = {256, 256, 256, 256};
 };
 using cublasLtHandle_t = cublasLtContext*;
 using cublasLtMatmulDesc_t = cublasLtMatmulDescOpaque_t*;
@@ -41,8 +77,6 @@ struct cublasLtMatmulHeuristicResult_t {
   cublasLtMatmulAlgo_t algo;
   std::size_t workspaceSize;
   cublasStatus_t state;
-  float wavesCount;
-  int reserved[4];
 };
 
 inline std::size_t cublasLtGetVersion() { return 130000; }
@@ -81,12 +115,6 @@ inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
 inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t which,
                                                      const void* value, std::size_t bytes) {
   switch (which) {
-    case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE:
-      return stand_in::set(desc->compute, value, bytes);
-    case CUBLASLT_MATMUL_DESC_SCALE_TYPE:
-      return stand_in::set(desc->scale, value, bytes);
-    case CUBLASLT_MATMUL_DESC_POINTER_MODE:
-      return stand_in::set(desc->pointer_mode, value, bytes);
     case CUBLASLT_MATMUL_DESC_TRANSA:
       return stand_in::set(desc->trans_a, value, bytes);
     case CUBLASLT_MATMUL_DESC_TRANSB:
@@ -95,8 +123,6 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, 
       return stand_in::set(desc->epilogue, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
       return stand_in::set(desc->bias, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
-      return stand_in::set(desc->bias_type, value, bytes);
   }
   return CUBLAS_STATUS_NOT_SUPPORTED;
 }
@@ -104,44 +130,12 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, 
 inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type,
                                                  std::uint64_t rows, std::uint64_t cols, std::int64_t ld) {
   if (!stand_in::known(type)) return CUBLAS_STATUS_NOT_SUPPORTED;
-  auto* made = new cublasLtMatrixLayoutOpaque_t;
-  made->layout.type = type;
-  made->layout.rows = rows;
-  made->layout.cols = cols;
-  made->layout.ld = ld;
-  *layout = made;
+  *layout = new cublasLtMatrixLayoutOpaque_t{type, rows, cols, ld};
   return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
   delete layout;
   return CUBLAS_STATUS_SUCCESS;
-}
-inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
-                                                       cublasLtMatrixLayoutAttribute_t which, const void* value,
-                                                       std::size_t bytes) {
-  stand_in::matrix_layout& l = layout->layout;
-  switch (which) {
-    case CUBLASLT_MATRIX_LAYOUT_TYPE:
-      return stand_in::set(l.type, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_ROWS:
-      return stand_in::set(l.rows, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_COLS:
-      return stand_in::set(l.cols, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_LD:
-      return stand_in::set(l.ld, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
-      return stand_in::set(l.batches, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
-      return stand_in::set(l.batch_stride, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_ORDER: {
-      std::int32_t order = 0;
-      if (const auto status = stand_in::set(order, value, bytes)) return status;
-      if (order != CUBLASLT_ORDER_COL && order != CUBLASLT_ORDER_ROW) return CUBLAS_STATUS_NOT_SUPPORTED;
-      l.row_major = order == CUBLASLT_ORDER_ROW;
-      return CUBLAS_STATUS_SUCCESS;
-    }
-  }
-  return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
@@ -156,8 +150,6 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
                                                            cublasLtMatmulPreferenceAttributes_t which,
                                                            const void* value, std::size_t bytes) {
   switch (which) {
-    case CUBLASLT_MATMUL_PREF_SEARCH_MODE:
-      return stand_in::set(preference->search, value, bytes);
     case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
       return stand_in::set(preference->workspace, value, bytes);
     case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
@@ -183,45 +175,29 @@ inline std::atomic<bool> no_sums = false;
 inline cublasStatus_t make_gemm(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                 cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, gemm& g) {
   if (!desc || !a || !b || !c || !d) return CUBLAS_STATUS_INVALID_VALUE;
-  g.a = a->layout;
-  g.b = b->layout;
-  g.c = c->layout;
-  g.d = d->layout;
+  g.a = *a, g.b = *b, g.c = *c, g.d = *d;
   g.trans_a = desc->trans_a != CUBLAS_OP_N;
   g.trans_b = desc->trans_b != CUBLAS_OP_N;
-  g.wide = desc->compute == CUBLAS_COMPUTE_64F || desc->compute == CUBLAS_COMPUTE_64F_PEDANTIC;
+  g.wide = desc->compute == CUBLAS_COMPUTE_64F;
   g.tf32 = desc->compute == CUBLAS_COMPUTE_32F_FAST_TF32 && g.a.type == CUDA_R_32F;
   if (!g.a.legal() || !g.b.legal() || !g.c.legal() || !g.d.legal()) return CUBLAS_STATUS_INVALID_VALUE;
   const auto m = g.trans_a ? g.a.cols : g.a.rows, k = g.trans_a ? g.a.rows : g.a.cols;
   const auto k_of_b = g.trans_b ? g.b.cols : g.b.rows, n = g.trans_b ? g.b.rows : g.b.cols;
   if (k != k_of_b || g.d.rows != m || g.d.cols != n || g.c.rows != m || g.c.cols != n)
     return CUBLAS_STATUS_INVALID_VALUE;
-  if (g.a.batches != g.d.batches || g.b.batches != g.d.batches || g.c.batches != g.d.batches) {
-    return CUBLAS_STATUS_INVALID_VALUE;
-  }
   // The combinations of types that cuBLASLt supports, of the types of this stand-in.
   const bool doubles = g.a.type == CUDA_R_64F;
   if (g.b.type != g.a.type || g.c.type != g.d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (doubles != g.wide || doubles != (g.d.type == CUDA_R_64F)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (g.a.type == CUDA_R_32F && g.d.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (desc->scale != (g.wide ? CUDA_R_64F : CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
-  const auto e = desc->epilogue;
-  g.after.bias = e == CUBLASLT_EPILOGUE_BIAS || e == CUBLASLT_EPILOGUE_RELU_BIAS || e == CUBLASLT_EPILOGUE_GELU_BIAS;
-  g.after.relu = e == CUBLASLT_EPILOGUE_RELU || e == CUBLASLT_EPILOGUE_RELU_BIAS;
-  g.after.gelu = e == CUBLASLT_EPILOGUE_GELU || e == CUBLASLT_EPILOGUE_GELU_BIAS;
-  g.after.sum_a = e == CUBLASLT_EPILOGUE_BGRADA;
-  g.after.sum_b = e == CUBLASLT_EPILOGUE_BGRADB;
-  if ((g.after.sum_a || g.after.sum_b) && no_sums) return CUBLAS_STATUS_NOT_SUPPORTED;
-  const bool any = g.after.bias || g.after.relu || g.after.gelu || g.after.sum_a || g.after.sum_b;
-  if (!any && e != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
-  g.after.vector = desc->bias;
-  g.after.type = desc->bias_type < 0 ? g.d.type : static_cast<cudaDataType_t>(desc->bias_type);
+  g.adds_bias = desc->epilogue == CUBLASLT_EPILOGUE_BIAS;
+  g.sums_b = desc->epilogue == CUBLASLT_EPILOGUE_BGRADB;
+  if (g.sums_b && no_sums) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (!g.adds_bias && !g.sums_b && desc->epilogue != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
+  g.vector = desc->bias;
   return CUBLAS_STATUS_SUCCESS;
 }
-
-}  // namespace stand_in
-
-namespace stand_in {
 
 /// Set by tests: extra time of each algorithm's products, in microseconds. And the number of products of each
 /// algorithm.
@@ -230,15 +206,12 @@ inline std::atomic<int> product_delay[3], products_done[3];
 inline thread_local int failing_product = 0;
 /// Set by tests: the algorithm that the heuristic proposes but that fails for every product; -1: none.
 inline thread_local int unable_algorithm = -1;
-
-}  // namespace stand_in
-
-namespace stand_in {
 /// Set by tests: whether each algorithm adds the terms of a sum in a different order, and the heuristic's proposals
 /// depend on a product's size. The first proposal for large products then cannot compute narrow ones.
 inline std::atomic<bool> orders_differ = false;
 /// Set by tests: whether the heuristic finds no algorithm for any product.
 inline std::atomic<bool> no_algorithms = false;
+
 }  // namespace stand_in
 
 /// Every algorithm can compute every product, unless `orders_differ` is set.
@@ -252,7 +225,7 @@ inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtM
   if (const auto status = stand_in::make_gemm(desc, a, b, c, d, g)) return status;
   if (stand_in::orders_differ && algorithm->data[1] == 1 && (g.d.rows < 64 || g.d.cols < 64))
     return CUBLAS_STATUS_NOT_SUPPORTED;
-  *result = {*algorithm, algorithm->data[2], CUBLAS_STATUS_SUCCESS, 1.0f, {}};
+  *result = {*algorithm, algorithm->data[2], CUBLAS_STATUS_SUCCESS};
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -279,10 +252,9 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
     std::uint64_t aligned = 0;  // assumed alignment of the matrices, in bytes
     for (int matrix = 0; preference && matrix < 4; ++matrix)
       aligned |= std::uint64_t{preference->alignment[matrix]} << 16 * matrix;
-    results[(*returned)++] = {
-        {{0x51a7d, i, workspace, in_output, aligned}}, workspace, CUBLAS_STATUS_SUCCESS, 1.0f, {}};
+    results[(*returned)++] = {{{0x51a7d, i, workspace, in_output, aligned}}, workspace, CUBLAS_STATUS_SUCCESS};
     // The second result is marked as unusable.
-    if (n == 0 && *returned < asked) results[(*returned)++] = {{{0xbad}}, 0, CUBLAS_STATUS_NOT_SUPPORTED, 1.0f, {}};
+    if (n == 0 && *returned < asked) results[(*returned)++] = {{{0xbad}}, 0, CUBLAS_STATUS_NOT_SUPPORTED};
   }
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -306,43 +278,37 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     if (aligned > 1 && reinterpret_cast<std::uintptr_t>(matrices[matrix]) % aligned != 0)
       return CUBLAS_STATUS_INVALID_VALUE;
   }
-  const bool uses_vector =
-      g.after.bias || g.after.sum_a || g.after.sum_b;  // kernels with a vector read 16 bytes at a time
-  if (uses_vector && reinterpret_cast<std::uintptr_t>(g.after.vector) % 16 != 0) return CUBLAS_STATUS_INVALID_VALUE;
+  // Kernels with a vector read 16 bytes at a time.
+  if ((g.adds_bias || g.sums_b) && reinterpret_cast<std::uintptr_t>(g.vector) % 16 != 0)
+    return CUBLAS_STATUS_INVALID_VALUE;
   if (algorithm && static_cast<std::int64_t>(algorithm->data[1]) == stand_in::unable_algorithm)
     return CUBLAS_STATUS_NOT_SUPPORTED;
   g.split_in_output = algorithm && algorithm->data[3] != 0;
   if (stand_in::orders_differ && algorithm) g.terms_together = 3 + static_cast<std::int64_t>(algorithm->data[1]) * 2;
-  const bool device_scalars = desc->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;
-  double scalars[2] = {};
   const auto read = [wide = g.wide](const void* p) {
     return wide ? *static_cast<const double*>(p) : static_cast<double>(*static_cast<const float*>(p));
   };
-  if (!device_scalars) {
-    scalars[0] = read(alpha);
-    scalars[1] = read(beta);
-    if (scalars[1] != 0 && !c) return CUBLAS_STATUS_INVALID_VALUE;
-  }
+  const double x = read(alpha), y = read(beta);
+  if (y != 0 && !c) return CUBLAS_STATUS_INVALID_VALUE;
   const auto error = stand_in::call([&](stand_in::runtime& r) {
     const auto s = r.find(stream);
     if (!s || s->device != stand_in::current_device) return cudaErrorInvalidResourceHandle;
-    for (const void* p : {a, b, c, static_cast<const void*>(d), static_cast<const void*>(g.after.vector),
+    for (const void* p : {a, b, c, static_cast<const void*>(d), static_cast<const void*>(g.vector),
                           static_cast<const void*>(workspace)}) {
       stand_in::check_argument(r, p, "cublasLtMatmul");
     }
     const std::size_t which = algorithm ? algorithm->data[1] : 0;
-    const auto run = [=, one = scalars[0], two = scalars[1]] {
+    const auto run = [=] {
       ++stand_in::products_done[which];
       if (const int delay = stand_in::product_delay[which]; delay > 0) usleep(static_cast<useconds_t>(delay));
-      const double x = device_scalars ? read(alpha) : one, y = device_scalars ? read(beta) : two;
       if (needed) {  // shows a workspace that is too small or shared between streams
         std::memset(workspace, 0xff, 256);
         std::memset(static_cast<char*>(workspace) + workspace_bytes - 256, 0xff, 256);
       }
       if (g.wide) {
-        stand_in::multiply_batch<double>(g, x, a, b, y, c, d);
+        stand_in::multiply<double>(g, x, a, b, y, c, d);
       } else {
-        stand_in::multiply_batch<float>(g, static_cast<float>(x), a, b, static_cast<float>(y), c, d);
+        stand_in::multiply<float>(g, static_cast<float>(x), a, b, static_cast<float>(y), c, d);
       }
     };
     return r.enqueue(s, run, {stand_in::work::product, g.flops()});

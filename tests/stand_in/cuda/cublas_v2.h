@@ -41,20 +41,21 @@ inline cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void* workspace,
 }
 inline const char* cublasGetStatusString(cublasStatus_t status) { return cublasLtGetStatusString(status); }
 
+namespace stand_in {
+
+inline matrix_layout layout_of(cudaDataType_t type, std::int64_t rows, std::int64_t columns, std::int64_t ld) {
+  return {type, static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(columns), ld};
+}
+
+}  // namespace stand_in
+
 inline cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t trans_a, cublasOperation_t trans_b, int m,
                                   int n, int k, const float* alpha, const float* a, int lda, const float* b, int ldb,
                                   const float* beta, float* c, int ldc) {
-  const auto layout = [](int rows, int columns, int ld) {
-    cublasLtMatrixLayoutOpaque_t out;
-    out.layout.type = CUDA_R_32F;
-    out.layout.rows = static_cast<std::uint64_t>(rows);
-    out.layout.cols = static_cast<std::uint64_t>(columns);
-    out.layout.ld = ld;
-    return out;
-  };
   const bool ta = trans_a != CUBLAS_OP_N, tb = trans_b != CUBLAS_OP_N;
-  cublasLtMatrixLayoutOpaque_t la = layout(ta ? k : m, ta ? m : k, lda), lb = layout(tb ? n : k, tb ? k : n, ldb),
-                               lc = layout(m, n, ldc);
+  stand_in::matrix_layout la = stand_in::layout_of(CUDA_R_32F, ta ? k : m, ta ? m : k, lda),
+                          lb = stand_in::layout_of(CUDA_R_32F, tb ? n : k, tb ? k : n, ldb),
+                          lc = stand_in::layout_of(CUDA_R_32F, m, n, ldc);
   cublasLtMatmulDescOpaque_t what{CUBLAS_COMPUTE_32F, CUDA_R_32F};
   what.trans_a = trans_a;
   what.trans_b = trans_b;
@@ -80,9 +81,8 @@ struct grouped_gemm {
 inline bool has_grouped(cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cublasComputeType_t compute) {
   if (a != b || a != c) return false;
   if (a == CUDA_R_16BF) return compute == CUBLAS_COMPUTE_32F;
-  if (a == CUDA_R_64F) return compute == CUBLAS_COMPUTE_64F || compute == CUBLAS_COMPUTE_64F_PEDANTIC;
-  return a == CUDA_R_32F && (compute == CUBLAS_COMPUTE_32F || compute == CUBLAS_COMPUTE_32F_PEDANTIC ||
-                             compute == CUBLAS_COMPUTE_32F_FAST_TF32);
+  if (a == CUDA_R_64F) return compute == CUBLAS_COMPUTE_64F;
+  return a == CUDA_R_32F && (compute == CUBLAS_COMPUTE_32F || compute == CUBLAS_COMPUTE_32F_FAST_TF32);
 }
 
 /// Describes one product of such a call; `alpha` and `beta` have its index `at`. Returns false if a size is illegal.
@@ -94,15 +94,9 @@ inline bool describe(grouped_gemm& one, cublasOperation_t trans_a, cublasOperati
   const auto at_least = [](std::int64_t ld, std::int64_t rows) { return ld >= (rows > 1 ? rows : 1); };
   if (m < 0 || n < 0 || k < 0) return false;
   if (!at_least(lda, ta ? k : m) || !at_least(ldb, tb ? n : k) || !at_least(ldc, m)) return false;
-  const auto layout = [](cudaDataType_t of, std::int64_t rows, std::int64_t columns, std::int64_t ld) {
-    matrix_layout out;
-    out.type = of, out.ld = ld;
-    out.rows = static_cast<std::uint64_t>(rows), out.cols = static_cast<std::uint64_t>(columns);
-    return out;
-  };
-  one.product.a = layout(type, ta ? k : m, ta ? m : k, lda);
-  one.product.b = layout(type, tb ? n : k, tb ? k : n, ldb);
-  one.product.c = one.product.d = layout(c_type, m, n, ldc);
+  one.product.a = layout_of(type, ta ? k : m, ta ? m : k, lda);
+  one.product.b = layout_of(type, tb ? n : k, tb ? k : n, ldb);
+  one.product.c = one.product.d = layout_of(c_type, m, n, ldc);
   one.product.trans_a = ta, one.product.trans_b = tb;
   one.product.wide = type == CUDA_R_64F;
   one.product.tf32 = compute == CUBLAS_COMPUTE_32F_FAST_TF32;

@@ -2,7 +2,6 @@
 // stand_in/ document which errors of a program it reports.
 #pragma once
 
-#include "stand_in/api_copies.hpp"
 #include "stand_in/api_device.hpp"
 #include "stand_in/api_graphs.hpp"
 #include "stand_in/api_memory.hpp"

@@ -16,8 +16,6 @@
 #include <climits>
 #include <cstddef>
 
-#include "stand_in/types.hpp"
-//
 #include "stand_in/communicators.hpp"
 #include "stand_in/windows.hpp"
 

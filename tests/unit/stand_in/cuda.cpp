@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "stand_in/cuda/cublasLt.h"
 #include "stand_in/cuda/cuda_runtime.h"
 #include "support/death_message.hpp"
+#include "unit/stand_in/on_device.hpp"
 
 namespace {
 
@@ -19,30 +19,10 @@ constexpr run_order orders[] = {run_order::forward, run_order::reverse, run_orde
 void set_order(run_order order) { stand_in::executor::instance().set_order(order); }
 
 using plait::test::death_message;
+using plait::test::launch;
+using plait::test::on_device;
+using plait::test::on_host;
 #define CHECK_DIES(text, ...) CHECK(death_message([&] __VA_ARGS__).find(text) != std::string::npos)
-
-template <class... Parameters, class... Arguments>
-cudaError_t launch(dim3 grid, dim3 block, std::size_t shared, void (*kernel)(Parameters...), Arguments... arguments) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
-template <class T>
-T* device_array(const std::vector<T>& values) {
-  T* p = nullptr;
-  REQUIRE(cudaMalloc(&p, values.size() * sizeof(T)) == cudaSuccess);
-  REQUIRE(cudaMemcpy(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice) == cudaSuccess);
-  return p;
-}
-template <class T>
-std::vector<T> host_array(const T* p, std::size_t n) {
-  std::vector<T> values(n);
-  REQUIRE(cudaMemcpy(values.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost) == cudaSuccess);
-  return values;
-}
 
 std::vector<double> counting(std::size_t n) {
   std::vector<double> values(n);
@@ -115,12 +95,12 @@ __global__ void coordinates(unsigned* out) {
 }  // namespace
 
 TEST_CASE("stand-in: a reduction with shared memory and shuffles, in every order") {
-  double* x = device_array(counting(10000));
-  double* y = device_array(std::vector<double>(3));
+  double* x = on_device(counting(10000));
+  double* y = on_device(std::vector<double>(3));
   for (const run_order order : orders) {
     set_order(order);
     CHECK(launch(3, 256, 0, total, x, 10000, y) == cudaSuccess);
-    CHECK(host_array(y, 3) == std::vector<double>(3, 49995000));
+    CHECK(on_host(y, 3) == std::vector<double>(3, 49995000));
   }
   set_order(run_order::forward);
   cudaFree(x);
@@ -128,17 +108,17 @@ TEST_CASE("stand-in: a reduction with shared memory and shuffles, in every order
 }
 
 TEST_CASE("stand-in: a missing barrier shows in another order of threads") {
-  double* x = device_array(counting(64));
-  double* y = device_array(counting(64));
+  double* x = on_device(counting(64));
+  double* y = on_device(counting(64));
   std::vector<double> expected = counting(64);
   for (double& e : expected) e = e == 0 ? 63 : e - 1;
   int shown = 0;
   for (const run_order order : orders) {
     set_order(order);
     launch(1, 64, 64 * sizeof(double), rotate<true>, x, y);
-    CHECK(host_array(y, 64) == expected);
+    CHECK(on_host(y, 64) == expected);
     launch(1, 64, 64 * sizeof(double), rotate<false>, x, y);
-    const auto got = host_array(y, 64);
+    const auto got = on_host(y, 64);
     shown += got != expected;
     if (order == run_order::reverse) CHECK(got[40] != got[40]);  // shared memory starts as NaN
   }
@@ -171,10 +151,10 @@ __global__ void copies(const double* x, double* y) {
 }  // namespace
 
 TEST_CASE("stand-in: copies arrive only at the wait for their group") {
-  double* x = device_array(counting(2));
-  double* y = device_array(std::vector<double>(5));
+  double* x = on_device(counting(2));
+  double* y = on_device(std::vector<double>(5));
   REQUIRE(launch(1, 1, 3 * sizeof(double), copies, x, y) == cudaSuccess);
-  const auto got = host_array(y, 5);
+  const auto got = on_host(y, 5);
   CHECK(got[0] != got[0]);
   CHECK(got[1] == 0);
   CHECK(got[2] != got[2]);
@@ -187,9 +167,9 @@ TEST_CASE("stand-in: copies arrive only at the wait for their group") {
 TEST_CASE("stand-in: collectives of a warp and votes of a block") {
   for (const run_order order : orders) {
     set_order(order);
-    unsigned* out = device_array(std::vector<unsigned>(640));
+    unsigned* out = on_device(std::vector<unsigned>(640));
     CHECK(launch(1, 64, 0, collectives, out) == cudaSuccess);
-    const auto got = host_array(out, 640);
+    const auto got = on_host(out, 640);
     for (unsigned t = 0; t < 64; ++t) {
       const unsigned lane = t % 32;
       const unsigned expected[] = {
@@ -207,18 +187,18 @@ TEST_CASE("stand-in: collectives of a warp and votes of a block") {
 }
 
 TEST_CASE("stand-in: atomics and coordinates") {
-  unsigned* counters = device_array(std::vector<unsigned>(4));
+  unsigned* counters = on_device(std::vector<unsigned>(4));
   CHECK(launch(dim3(5, 2), 96, 0, count, counters) == cudaSuccess);
-  const auto counted = host_array(counters, 4);
+  const auto counted = on_host(counters, 4);
   CHECK(counted[0] == 960);
   CHECK(counted[1] == 95);
   CHECK(counted[2] == 1);
   CHECK(counted[3] == 7);
   cudaFree(counters);
 
-  unsigned* out = device_array(std::vector<unsigned>(24 * 30));
+  unsigned* out = on_device(std::vector<unsigned>(24 * 30));
   CHECK(launch(dim3(2, 3, 4), dim3(5, 3, 2), 0, coordinates, out) == cudaSuccess);
-  const auto got = host_array(out, 24 * 30);
+  const auto got = on_host(out, 24 * 30);
   int wrong = 0;
   for (unsigned i = 0; i < got.size(); ++i) wrong += got[i] != i / 30 * 100 + i % 30;
   CHECK(wrong == 0);
@@ -240,8 +220,8 @@ TEST_CASE("stand-in: launches that a GPU refuses are refused") {
 }
 
 TEST_CASE("stand-in: errors that end a program") {
-  int* number = device_array(std::vector<int>(1));
-  char* text = device_array(std::vector<char>(1000));
+  int* number = on_device(std::vector<int>(1));
+  char* text = on_device(std::vector<char>(1000));
   CHECK(death_message([] {}) == "");
 
   CHECK_DIES("host code touched device memory", { *number = 1; });
@@ -302,13 +282,6 @@ struct two_arrays {
 };
 __global__ void increment_both(two_arrays a) {
   for (int i = 0; i < a.count; ++i) ++*a.arrays[i];
-}
-
-template <class... Parameters, class... Arguments>
-cudaError_t launch(cudaStream_t s, void (*kernel)(Parameters...), Arguments... arguments) {
-  cudaLaunchConfig_t config{};
-  config.stream = s;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 struct two_streams {

@@ -1,4 +1,4 @@
-// The stand-ins for cuBLASLt and CUB: products in every transposition, order and type, compared with loops.
+// The stand-ins for cuBLASLt and CUB: products in every transposition and type, compared with loops.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -10,17 +10,21 @@
 #include "stand_in/cuda/cub/device/device_transform.cuh"
 #include "stand_in/cuda/cublasLt.h"
 #include "stand_in/cuda/cuda_runtime.h"
+#include "unit/stand_in/on_device.hpp"
 
 namespace {
 
+using plait::test::on_device;
+using plait::test::on_host;
+
+/// A matrix in columns, with gaps between them.
 struct matrix {
   std::vector<float> values;
   std::uint64_t rows, cols;
-  bool row_major;
-  std::size_t ld() const { return (row_major ? cols : rows) + 3; }
-  std::size_t at(std::uint64_t i, std::uint64_t j) const { return row_major ? i * ld() + j : j * ld() + i; }
-  matrix(std::uint64_t r, std::uint64_t c, bool row) : rows(r), cols(c), row_major(row) {
-    values.resize(ld() * (row ? r : c));
+  std::size_t ld() const { return rows + 3; }
+  std::size_t at(std::uint64_t i, std::uint64_t j) const { return j * ld() + i; }
+  matrix(std::uint64_t r, std::uint64_t c) : rows(r), cols(c) {
+    values.resize(ld() * c);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(static_cast<int>(i * 7 % 23) - 11);
   }
 };
@@ -29,31 +33,26 @@ struct matrix {
 struct device_matrix {
   cudaDataType_t type;
   std::size_t n;
-  void* p = nullptr;
+  char* p = nullptr;
   cublasLtMatrixLayout_t layout = nullptr;
   device_matrix(const matrix& m, cudaDataType_t t) : type(t), n(m.values.size()) {
     std::vector<char> bytes(n * stand_in::bytes_of(t));
     for (std::size_t i = 0; i < n; ++i) stand_in::store<float>(t, bytes.data(), i, m.values[i]);
-    cudaMalloc(&p, bytes.size());
-    cudaMemcpy(p, bytes.data(), bytes.size(), cudaMemcpyHostToDevice);
+    p = on_device(bytes);
     cublasLtMatrixLayoutCreate(&layout, t, m.rows, m.cols, static_cast<std::int64_t>(m.ld()));
-    const std::int32_t order = m.row_major ? CUBLASLT_ORDER_ROW : CUBLASLT_ORDER_COL;
-    cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_ORDER, &order, sizeof order);
   }
   ~device_matrix() {
     cudaFree(p);
     cublasLtMatrixLayoutDestroy(layout);
   }
   float value(std::size_t i) const {
-    std::vector<char> bytes(n * stand_in::bytes_of(type));
-    cudaMemcpy(bytes.data(), p, bytes.size(), cudaMemcpyDeviceToHost);
-    return stand_in::load<float>(type, bytes.data(), i);
+    return stand_in::load<float>(type, on_host(p, n * stand_in::bytes_of(type)).data(), i);
   }
 };
 
 }  // namespace
 
-TEST_CASE("stand-in: products in every transposition, order and type") {
+TEST_CASE("stand-in: products in every transposition and type") {
   cublasLtHandle_t handle = nullptr;
   REQUIRE(cublasLtCreate(&handle) == CUBLAS_STATUS_SUCCESS);
   struct types {
@@ -61,11 +60,10 @@ TEST_CASE("stand-in: products in every transposition, order and type") {
   };
   for (const types t : {types{CUDA_R_32F, CUDA_R_32F}, types{CUDA_R_64F, CUDA_R_64F}, types{CUDA_R_16BF, CUDA_R_16BF},
                         types{CUDA_R_16BF, CUDA_R_32F}}) {
-    for (int variant = 0; variant < 16; ++variant) {
-      const bool trans_a = variant & 1, trans_b = variant & 2, rows_in = variant & 4, rows_out = variant & 8;
+    for (int variant = 0; variant < 4; ++variant) {
+      const bool trans_a = variant & 1, trans_b = variant & 2;
       const std::uint64_t m = 5, n = 7, k = 9;
-      const matrix a(trans_a ? k : m, trans_a ? m : k, rows_in), b(trans_b ? n : k, trans_b ? k : n, rows_in);
-      const matrix c(m, n, rows_out), d(m, n, rows_out);
+      const matrix a(trans_a ? k : m, trans_a ? m : k), b(trans_b ? n : k, trans_b ? k : n), c(m, n), d(m, n);
       device_matrix da(a, t.in), db(b, t.in), dc(c, t.out), dd(d, t.out);
       const bool wide = t.in == CUDA_R_64F;
       cublasLtMatmulDesc_t desc = nullptr;
@@ -102,24 +100,6 @@ TEST_CASE("stand-in: products in every transposition, order and type") {
   }
   cublasLtDestroy(handle);
 }
-
-namespace {
-
-template <class T>
-T* on_device(const std::vector<T>& values) {
-  T* p = nullptr;
-  REQUIRE(cudaMalloc(&p, values.size() * sizeof(T)) == cudaSuccess);
-  REQUIRE(cudaMemcpy(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice) == cudaSuccess);
-  return p;
-}
-template <class T>
-std::vector<T> on_host(const T* p, std::size_t n) {
-  std::vector<T> values(n);
-  REQUIRE(cudaMemcpy(values.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost) == cudaSuccess);
-  return values;
-}
-
-}  // namespace
 
 TEST_CASE("the stand-in's radix sort is stable, uses the given bits only, and needs scratch memory") {
   const std::vector<std::uint32_t> keys{0x105, 0x001, 0x305, 0x201, 0x000};

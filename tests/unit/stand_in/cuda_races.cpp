@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "stand_in/cuda/cuda_runtime.h"
+#include "unit/stand_in/on_device.hpp"
 
 namespace {
 
@@ -55,11 +56,8 @@ __global__ void count(int* sum) {
 template <class... Parameters, class... Arguments>
 int reports_of(unsigned threads, void (*kernel)(Parameters...), Arguments... arguments) {
   const int before = reports;
-  cudaLaunchConfig_t config{};
-  config.gridDim = 2;  // a block shares its memory with the next one, which is no race
-  config.blockDim = threads;
-  config.dynamicSmemBytes = 1024;
-  REQUIRE(cudaLaunchKernelEx(&config, kernel, arguments...) == cudaSuccess);
+  // A block shares its memory with the next one, which is no race.
+  REQUIRE(plait::test::launch(2, threads, 1024, kernel, arguments...) == cudaSuccess);
   REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
   return reports - before;
 }

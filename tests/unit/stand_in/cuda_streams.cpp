@@ -10,8 +10,11 @@
 #include <vector>
 
 #include "stand_in/cuda/cuda_runtime.h"
+#include "unit/stand_in/on_device.hpp"
 
 namespace {
+
+using plait::test::launch;
 
 constexpr std::size_t capacity = 64 << 20;
 const bool configured = setenv("PLAIT_STAND_IN_MEMORY", std::to_string(capacity).c_str(), 1) == 0 &&
@@ -37,20 +40,7 @@ struct event {
   operator cudaEvent_t() const { return handle; }
 };
 
-template <class... Parameters, class... Arguments>
-cudaError_t launch(cudaStream_t s, void (*kernel)(Parameters...), Arguments... arguments) {
-  cudaLaunchConfig_t config{};
-  config.stream = s;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
-int* zeros(int n) {
-  int* p = nullptr;
-  REQUIRE(cudaMalloc(&p, static_cast<std::size_t>(n) * sizeof(int)) == cudaSuccess);
-  REQUIRE(cudaMemset(p, 0, static_cast<std::size_t>(n) * sizeof(int)) == cudaSuccess);
-  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
-  return p;
-}
+int* zeros(int n) { return plait::test::on_device(std::vector<int>(static_cast<std::size_t>(n))); }
 std::vector<int> list_of(const int* p, std::size_t n, cudaStream_t s) {
   std::vector<int> values(n);
   REQUIRE(cudaMemcpyAsync(values.data(), p, n * sizeof(int), cudaMemcpyDeviceToHost, s) == cudaSuccess);

@@ -1,4 +1,4 @@
-// The runtime's functions on devices, errors and kernels. The device looks like an H100.
+// The runtime's functions on devices, errors and kernels. The device has the limits of an H100.
 #pragma once
 
 #include <cstdio>
@@ -73,80 +73,16 @@ inline int shared_limit() {
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   if (device < 0 || device >= stand_in::device_count()) return stand_in::fail(cudaErrorInvalidDevice);
-  switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock:
-      return *value = 1024, cudaSuccess;
-    case cudaDevAttrMaxGridDimX:
-      return *value = 2147483647, cudaSuccess;
-    case cudaDevAttrMaxGridDimY:
-    case cudaDevAttrMaxGridDimZ:
-      return *value = 65535, cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-      return *value = 48 << 10, cudaSuccess;
-    case cudaDevAttrWarpSize:
-      return *value = 32, cudaSuccess;
-    case cudaDevAttrMaxRegistersPerBlock:
-    case cudaDevAttrMaxRegistersPerMultiprocessor:
-      return *value = 65536, cudaSuccess;
-    case cudaDevAttrClockRate:
-      return *value = 1980000, cudaSuccess;
-    case cudaDevAttrMultiProcessorCount:
-      return *value = 132, cudaSuccess;
-    case cudaDevAttrMemoryClockRate:
-      return *value = 2619000, cudaSuccess;
-    case cudaDevAttrGlobalMemoryBusWidth:
-      return *value = 5120, cudaSuccess;
-    case cudaDevAttrL2CacheSize:
-      return *value = 50 << 20, cudaSuccess;
-    case cudaDevAttrMaxThreadsPerMultiProcessor:
-      return *value = 2048, cudaSuccess;
-    case cudaDevAttrAsyncEngineCount:
-      return *value = 3, cudaSuccess;
-    case cudaDevAttrComputeCapabilityMajor:
-      return *value = 9, cudaSuccess;
-    case cudaDevAttrComputeCapabilityMinor:
-      return *value = 0, cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-      return *value = 228 << 10, cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      return *value = stand_in::shared_limit(), cudaSuccess;
-    case cudaDevAttrReservedSharedMemoryPerBlock:
-      return *value = 1024, cudaSuccess;
-    case cudaDevAttrConcurrentKernels:
-    case cudaDevAttrUnifiedAddressing:
-    case cudaDevAttrCooperativeLaunch:
-    case cudaDevAttrMemoryPoolsSupported:
-      return *value = 1, cudaSuccess;
-  }
-  return stand_in::fail(cudaErrorInvalidValue);
+  if (attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin) return stand_in::fail(cudaErrorInvalidValue);
+  *value = stand_in::shared_limit();
+  return cudaSuccess;
 }
-
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   if (device < 0 || device >= stand_in::device_count()) return stand_in::fail(cudaErrorInvalidDevice);
   *p = {};
   std::snprintf(p->name, sizeof p->name, "stand-in");
-  p->totalGlobalMem = stand_in::arena::instance().capacity();
-  p->sharedMemPerBlock = 48 << 10;
-  p->totalConstMem = 64 << 10;
-  p->sharedMemPerMultiprocessor = 228 << 10;
-  p->sharedMemPerBlockOptin = static_cast<std::size_t>(stand_in::shared_limit());
-  p->regsPerBlock = p->regsPerMultiprocessor = 65536;
-  p->warpSize = 32;
-  p->maxThreadsPerBlock = p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;
-  p->maxThreadsDim[2] = 64;
-  p->maxGridSize[0] = 2147483647;
-  p->maxGridSize[1] = p->maxGridSize[2] = 65535;
   const char* const major = std::getenv("PLAIT_STAND_IN_MAJOR");
   p->major = major ? std::atoi(major) : 9;
-  p->multiProcessorCount = 132;
-  p->canMapHostMemory = p->concurrentKernels = p->unifiedAddressing = p->cooperativeLaunch = 1;
-  p->memoryPoolsSupported = 1;
-  p->pciBusID = device;
-  p->asyncEngineCount = 3;
-  p->memoryBusWidth = 5120;
-  p->l2CacheSize = 50 << 20;
-  p->maxThreadsPerMultiProcessor = 2048;
-  p->maxBlocksPerMultiProcessor = 32;
   return cudaSuccess;
 }
 
@@ -155,8 +91,8 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
 inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   return stand_in::call([&](stand_in::runtime& r) {
     if (!kernel) return cudaErrorInvalidDeviceFunction;
-    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
-    if (value < 0 || value > stand_in::shared_limit()) return cudaErrorInvalidValue;
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > stand_in::shared_limit())
+      return cudaErrorInvalidValue;
     r.dynamic_shared_limit[kernel] = value;
     r.loaded.insert(kernel);
     return cudaSuccess;
@@ -177,11 +113,6 @@ inline cudaError_t check_launch(runtime& r, const cudaLaunchConfig_t& config, co
   const auto limit = r.dynamic_shared_limit.find(kernel);
   const int allowed = limit == r.dynamic_shared_limit.end() ? 48 << 10 : std::max(limit->second, 48 << 10);
   if (config.dynamicSmemBytes > static_cast<std::size_t>(allowed)) return cudaErrorInvalidValue;
-  for (unsigned i = 0; i < config.numAttrs; ++i) {
-    const cudaLaunchAttribute& a = config.attrs[i];
-    const auto& c = a.val.clusterDim;
-    if (a.id == cudaLaunchAttributeClusterDimension && c.x * c.y * c.z != 1) return cudaErrorNotSupported;
-  }
   return cudaSuccess;
 }
 

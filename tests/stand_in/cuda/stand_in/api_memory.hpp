@@ -1,9 +1,10 @@
-// The runtime's functions on memory: device and pinned allocations, pools. Copies and fills are in api_copies.hpp.
+// The runtime's functions on memory: device and pinned allocations, pools, copies and fills.
 #pragma once
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -35,10 +36,7 @@ inline void* allocate(runtime& r, std::size_t bytes, cudaMemPool_t pool, const s
     r.finish_all();
     p = attempt();
   }
-  if (p && pool) {
-    pool->used += bytes;
-    pool->used_high = std::max(pool->used_high, pool->used);
-  }
+  if (p && pool) pool->used += bytes;
   return p;
 }
 inline void release(void* p) {
@@ -118,9 +116,6 @@ inline cudaError_t cudaMallocFromPoolAsync(void** p, std::size_t bytes, cudaMemP
     return r.enqueue(s, [memory] { stand_in::arena::instance().make_usable(memory); });
   });
 }
-inline cudaError_t cudaMallocAsync(void** p, std::size_t bytes, cudaMemPool_t pool, cudaStream_t stream) {
-  return cudaMallocFromPoolAsync(p, bytes, pool, stream);
-}
 inline cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
   return stand_in::call([&](stand_in::runtime& r) {
     if (device < 0 || device >= stand_in::device_count()) return cudaErrorInvalidDevice;
@@ -172,12 +167,10 @@ inline cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessD
   return stand_in::call([&](stand_in::runtime& r) {
     if (!r.is_pool(pool)) return cudaErrorInvalidValue;
     for (const cudaMemAccessDesc* a = list; a != list + count; ++a) {
-      const bool usable = a->flags == cudaMemAccessFlagsProtReadWrite;
       if (a->location.type != cudaMemLocationTypeDevice || a->location.id >= stand_in::device_count())
         return cudaErrorInvalidValue;
-      if (a->location.id == pool->device && !usable) return cudaErrorInvalidValue;
-      usable ? static_cast<void>(pool->peers.insert(a->location.id))
-             : static_cast<void>(pool->peers.erase(a->location.id));
+      if (a->flags != cudaMemAccessFlagsProtReadWrite) return cudaErrorNotSupported;
+      pool->peers.insert(a->location.id);
     }
     return cudaSuccess;
   });
@@ -206,60 +199,21 @@ inline cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
     return cudaSuccess;
   });
 }
-namespace stand_in {
-
 /// Memory that a pool keeps unused is not available to other allocations.
-inline void trim(CUmemPoolHandle_st& pool, std::uint64_t keep) {
-  if (pool.kept <= keep) return;
-  arena::instance().keep(-static_cast<std::int64_t>(pool.kept - keep));
-  pool.kept = keep;
-}
-
-}  // namespace stand_in
-
 inline cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, std::size_t keep) {
   return stand_in::call([&](stand_in::runtime& r) {
     if (!r.is_pool(pool)) return cudaErrorInvalidValue;
-    stand_in::trim(*pool, keep);
+    if (pool->kept <= keep) return cudaSuccess;
+    stand_in::arena::instance().keep(-static_cast<std::int64_t>(pool->kept - keep));
+    pool->kept = keep;
     return cudaSuccess;
   });
 }
 
-namespace stand_in {
-
-/// The address of a pool's attribute; sets `is_int` to whether it is an int.
-inline std::uint64_t* attribute(cudaMemPool_t pool, cudaMemPoolAttr which, bool& is_int) {
-  is_int = which <= cudaMemPoolReuseAllowInternalDependencies;
-  switch (which) {
-    case cudaMemPoolReuseFollowEventDependencies:
-      return &pool->follow;
-    case cudaMemPoolReuseAllowOpportunistic:
-      return &pool->opportunistic;
-    case cudaMemPoolReuseAllowInternalDependencies:
-      return &pool->internal;
-    case cudaMemPoolAttrReleaseThreshold:
-      return &pool->release_threshold;
-    case cudaMemPoolAttrReservedMemCurrent:
-    case cudaMemPoolAttrUsedMemCurrent:
-      return &pool->used;
-    case cudaMemPoolAttrReservedMemHigh:
-    case cudaMemPoolAttrUsedMemHigh:
-      return &pool->used_high;
-  }
-  return nullptr;
-}
-
-}  // namespace stand_in
-
 inline cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr which, void* value) {
   return stand_in::call([&](stand_in::runtime& r) {
-    if (!r.is_pool(pool)) return cudaErrorInvalidValue;
-    bool is_int = false;
-    std::uint64_t* to = stand_in::attribute(pool, which, is_int);
-    if (!to || which == cudaMemPoolAttrUsedMemCurrent || which == cudaMemPoolAttrReservedMemCurrent) {
-      return cudaErrorInvalidValue;
-    }
-    *to = is_int ? static_cast<std::uint64_t>(*static_cast<int*>(value)) : *static_cast<std::uint64_t*>(value);
+    if (!r.is_pool(pool) || which != cudaMemPoolAttrReleaseThreshold) return cudaErrorInvalidValue;
+    pool->release_threshold = *static_cast<std::uint64_t*>(value);
     return cudaSuccess;
   });
 }
@@ -309,14 +263,93 @@ inline cudaError_t cudaFreeHost(void* p) {
 
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p) {
   return stand_in::call([&](stand_in::runtime& r) {
-    *attributes = {cudaMemoryTypeUnregistered, -1, nullptr, const_cast<void*>(p)};
+    *attributes = {cudaMemoryTypeUnregistered, -1};
     if (const auto* a = stand_in::arena::instance().around(p)) {
-      *attributes = {cudaMemoryTypeDevice, a->device, const_cast<void*>(p), nullptr};
+      *attributes = {cudaMemoryTypeDevice, a->device};
     } else if (r.is_pinned(p)) {
-      *attributes = {cudaMemoryTypeHost, stand_in::current_device, const_cast<void*>(p), const_cast<void*>(p)};
+      *attributes = {cudaMemoryTypeHost, stand_in::current_device};
     }
     return cudaSuccess;
   });
+}
+
+// ---- copies and fills ----------------------------------------------------------------------------------------------
+
+namespace stand_in {
+
+struct copy_box {
+  void* to;
+  std::size_t to_pitch;
+  const void* from;
+  std::size_t from_pitch, width, height;
+};
+
+inline void copy_now(const copy_box& b) {
+  for (std::size_t row = 0; row < b.height; ++row) {
+    std::memmove(static_cast<char*>(b.to) + row * b.to_pitch, static_cast<const char*>(b.from) + row * b.from_pitch,
+                 b.width);
+  }
+}
+
+inline cudaError_t copy(runtime& r, copy_box b, cudaMemcpyKind kind, cudaStream_t stream) {
+  const auto s = r.find(stream);
+  if (!s) return cudaErrorInvalidResourceHandle;
+  if (b.width == 0 || b.height == 0) return cudaSuccess;
+  if (!b.to || !b.from || b.to_pitch < b.width || b.from_pitch < b.width) return cudaErrorInvalidValue;
+  const bool to_device = arena::instance().contains(b.to), from_device = arena::instance().contains(b.from);
+  const bool kind_is_right =
+      kind == cudaMemcpyDefault || kind == (to_device ? from_device ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice
+                                            : from_device ? cudaMemcpyDeviceToHost
+                                                          : cudaMemcpyHostToHost);
+  if (!kind_is_right) return cudaErrorInvalidValue;
+  const bool waits = !to_device && !r.is_pinned(b.to);
+  if (waits) {
+    if (const auto error = r.refuse_while_capturing(s.get())) return error;
+  }
+  for (const void* p : {static_cast<const void*>(b.to), b.from}) r.will_use(p, "a copy");
+  // The stream reads host memory when it executes the copy, like a GPU that can read pageable memory.
+  if (const auto error = r.enqueue(s, [b] { copy_now(b); }, {work::copy, static_cast<double>(b.width * b.height)}))
+    return error;
+  if (waits) r.await(s);
+  return cudaSuccess;
+}
+
+}  // namespace stand_in
+
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t stream = nullptr) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    return stand_in::copy(r, {to, bytes, from, bytes, bytes, 1}, kind, stream);
+  });
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    if (const auto error = r.refuse_unsafe()) return error;
+    if (const auto error = stand_in::copy(r, {to, bytes, from, bytes, bytes, 1}, kind, nullptr)) return error;
+    r.await(r.find(cudaStream_t{nullptr}));
+    return cudaSuccess;
+  });
+}
+
+inline cudaError_t cudaMemset2DAsync(void* to, std::size_t pitch, int value, std::size_t width, std::size_t height,
+                                     cudaStream_t stream = nullptr) {
+  return stand_in::call([&](stand_in::runtime& r) {
+    const auto s = r.find(stream);
+    if (!s) return cudaErrorInvalidResourceHandle;
+    if (width == 0 || height == 0) return cudaSuccess;
+    if (!stand_in::arena::instance().contains(to) && !r.is_pinned(to)) return cudaErrorInvalidValue;
+    r.will_use(to, "a fill");
+    const auto fill = [=] {
+      for (std::size_t row = 0; row < height; ++row) std::memset(static_cast<char*>(to) + row * pitch, value, width);
+    };
+    return r.enqueue(s, fill, {stand_in::work::fill, static_cast<double>(width * height)});
+  });
+}
+inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream = nullptr) {
+  return cudaMemset2DAsync(to, bytes, value, bytes, 1, stream);
+}
+inline cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
+  return cudaMemsetAsync(to, value, bytes, nullptr);
 }
 
 // ---- the same for pointers to any type -----------------------------------------------------------------------------

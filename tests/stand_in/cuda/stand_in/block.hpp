@@ -20,7 +20,15 @@
 
 #include "die.hpp"
 #include "keywords.hpp"
-#include "moment.hpp"
+
+#ifdef STAND_IN_THREAD_SANITIZER
+extern "C" {
+void AnnotateIgnoreReadsBegin(const char* file, int line);
+void AnnotateIgnoreReadsEnd(const char* file, int line);
+void AnnotateIgnoreWritesBegin(const char* file, int line);
+void AnnotateIgnoreWritesEnd(const char* file, int line);
+}
+#endif
 
 inline uint3 threadIdx{};
 inline uint3 blockIdx{};
@@ -47,6 +55,36 @@ inline unsigned seed_from_environment() {
   const char* text = std::getenv("PLAIT_STAND_IN_SEED");
   return text ? static_cast<unsigned>(std::atoi(text)) : 1u;
 }
+
+// Orders memory accesses of a kernel's threads for thread sanitizer.
+
+/// A point in time that some threads reach and others wait for.
+struct moment {
+  /// Orders this thread's accesses up to now before those of any thread `after` this.
+  void happened() {
+#ifdef STAND_IN_THREAD_SANITIZER
+    __tsan_release(this);
+#endif
+  }
+  void after() {
+#ifdef STAND_IN_THREAD_SANITIZER
+    __tsan_acquire(this);
+#endif
+  }
+  char place = 0;  ///< its address identifies the moment
+};
+
+/// While it exists, thread sanitizer ignores this thread: the executor's code on a fiber is not part of the kernel.
+class unseen {
+ public:
+#ifdef STAND_IN_THREAD_SANITIZER
+  unseen() { AnnotateIgnoreWritesBegin(__FILE__, __LINE__), AnnotateIgnoreReadsBegin(__FILE__, __LINE__); }
+  ~unseen() { AnnotateIgnoreWritesEnd(__FILE__, __LINE__), AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
+#else
+  unseen() {}
+#endif
+  unseen(const unseen&) = delete;
+};
 
 /// The collectives of a warp's lanes.
 enum class warp_op { sync, shuffle, ballot, gather };
@@ -175,6 +213,11 @@ class executor {
   unsigned blocks_ = 0, barriers_ = 0;
   int votes_ = 0, result_of_votes_ = 0;
 };
+
+/// Adds the product of a 16 x 16 and a 16 x 8 matrix of bf16, in the order of its terms, to `lane`'s part of the 16 x 8
+/// matrix c, as a tensor core does. `warp` has a[0] and a[2], a[1] and a[3], b[0] and b[1] of each lane, as
+/// plait/kernels/cuda/math.hpp arranges them.
+void multiply_fragments(const executor::offer* warp, int lane, float (&c)[4]);
 
 }  // namespace stand_in
 

@@ -12,7 +12,6 @@
 #include <type_traits>
 
 #include "block.hpp"
-#include "tensor_core.hpp"
 
 // ---- barriers and votes --------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 // Fibers: stacks that one operating-system thread switches between. Each thread of a CUDA block that must wait has one.
 // Every switch is reported to sanitizers. For thread sanitizer each fiber is a thread, and a switch orders no memory
-// accesses; moment.hpp orders them as CUDA does. For block.cpp only.
+// accesses; `moment` orders them as CUDA does. For block.cpp only.
 #pragma once
 
 #include <sys/mman.h>

@@ -16,22 +16,10 @@ namespace stand_in {
 struct matrix_layout {
   cudaDataType_t type = CUDA_R_32F;
   std::uint64_t rows = 0, cols = 0;
-  std::int64_t ld = 0, batch_stride = 0;
-  std::int32_t batches = 1;
-  bool row_major = false;
+  std::int64_t ld = 0;  // from column to column
 
-  std::size_t at(std::uint64_t row, std::uint64_t col) const {
-    return row_major ? row * static_cast<std::size_t>(ld) + col : col * static_cast<std::size_t>(ld) + row;
-  }
-  bool legal() const {
-    return rows > 0 && cols > 0 && batches > 0 && ld >= static_cast<std::int64_t>(row_major ? cols : rows);
-  }
-};
-
-struct epilogue {
-  bool bias = false, relu = false, gelu = false, sum_a = false, sum_b = false;
-  void* vector = nullptr;  // the added vector, or the output of the sums
-  cudaDataType_t type = CUDA_R_32F;
+  std::size_t at(std::uint64_t row, std::uint64_t col) const { return col * static_cast<std::size_t>(ld) + row; }
+  bool legal() const { return rows > 0 && cols > 0 && ld >= static_cast<std::int64_t>(rows); }
 };
 
 struct gemm {
@@ -39,12 +27,13 @@ struct gemm {
   bool trans_a = false, trans_b = false, tf32 = false, wide = false;  // wide: sums in double
   bool split_in_output = false;                                       // parts of a sum are added in the output's type
   std::int64_t terms_together = 0;  // number of terms summed before they are added to the others; 0: all
-  epilogue after;
+  bool adds_bias = false, sums_b = false;
+  void* vector = nullptr;  // the added vector, or the output of the sums
 
-  /// Flops of the products only.
+  /// Flops of the product only.
   double flops() const {
     const double k = static_cast<double>(trans_a ? a.rows : a.cols);
-    return 2 * k * static_cast<double>(d.rows) * static_cast<double>(d.cols) * d.batches;
+    return 2 * k * static_cast<double>(d.rows) * static_cast<double>(d.cols);
   }
 };
 
@@ -88,7 +77,7 @@ void store(cudaDataType_t type, void* p, std::size_t i, Sum value) {
   }
 }
 
-/// One product of a batch. op(a) is m by k, op(b) is k by n.
+/// op(a) is m by k, op(b) is k by n.
 template <class Sum>
 void multiply(const gemm& g, Sum alpha, const void* a, const void* b, Sum beta, const void* c, void* d) {
   const std::size_t m = g.d.rows, n = g.d.cols, k = g.trans_a ? g.a.rows : g.a.cols;
@@ -128,33 +117,14 @@ void multiply(const gemm& g, Sum alpha, const void* a, const void* b, Sum beta, 
     for (std::size_t j = 0; j < n; ++j) {
       Sum x = alpha * row[j];
       if (beta != 0) x += beta * load<Sum>(g.c.type, c, g.c.at(i, j));  // with beta 0, c is not read
-      if (g.after.bias) x += load<Sum>(g.after.type, g.after.vector, i);
-      if (g.after.relu && !(x > 0)) x = 0;
-      if (g.after.gelu) {
-        const Sum inner = static_cast<Sum>(0.7978845608028654) * (x + static_cast<Sum>(0.044715) * x * x * x);
-        x = static_cast<Sum>(0.5) * x * (1 + std::tanh(inner));
-      }
+      if (g.adds_bias) x += load<Sum>(g.d.type, g.vector, i);
       store(g.d.type, d, g.d.at(i, j), x);
     }
   }
-  if (g.after.sum_a || g.after.sum_b) {
-    const std::size_t size = g.after.sum_a ? m : n;
-    for (std::size_t i = 0; i < size; ++i) {
-      Sum total = 0;
-      for (std::size_t p = 0; p < k; ++p) total += g.after.sum_a ? left[i * k + p] : right[p * n + i];
-      store(g.after.type, g.after.vector, i, total);
-    }
-  }
-}
-
-template <class Sum>
-void multiply_batch(const gemm& g, Sum alpha, const void* a, const void* b, Sum beta, const void* c, void* d) {
-  const auto at = [](const void* p, const matrix_layout& l, std::int32_t i) {
-    return static_cast<const char*>(p) + static_cast<std::int64_t>(bytes_of(l.type)) * l.batch_stride * i;
-  };
-  for (std::int32_t i = 0; i < g.d.batches; ++i) {
-    multiply<Sum>(g, alpha, at(a, g.a, i), at(b, g.b, i), beta, c ? at(c, g.c, i) : nullptr,
-                  const_cast<char*>(at(d, g.d, i)));
+  for (std::size_t j = 0; g.sums_b && j < n; ++j) {
+    Sum total = 0;
+    for (std::size_t p = 0; p < k; ++p) total += right[p * n + j];
+    store(g.d.type, g.vector, j, total);
   }
 }
 

@@ -27,7 +27,6 @@
 #include "block.hpp"
 #include "clock.hpp"
 #include "operations.hpp"
-#include "process_state.hpp"
 
 namespace stand_in {
 

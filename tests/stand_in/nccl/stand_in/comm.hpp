@@ -144,15 +144,11 @@ inline dtype type_of(ncclDataType_t type) {
       return dtype::f64;
     case ncclBfloat16:
       return dtype::bf16;
-    default:
-      fail("the stand-in does not know data type " + std::to_string(type));
   }
+  fail("the stand-in does not know data type " + std::to_string(type));
 }
 inline reduce_op op_of(ncclRedOp_t op) {
-  if (op == ncclSum) return reduce_op::sum;
-  if (op == ncclMax) return reduce_op::max;
-  if (op == ncclMin) return reduce_op::min;
-  fail("the stand-in does not know reduction " + std::to_string(op));
+  return op == ncclSum ? reduce_op::sum : op == ncclMax ? reduce_op::max : reduce_op::min;
 }
 
 /// Whether a call may be made on `comm` now.

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <climits>
-#include <cstddef>
 
 // Names and values of NCCL 2.28 that plait uses; with PLAIT_STAND_IN_NCCL_MINOR=26 those of 2.26, whose communicators
 // have no names and no windows.
@@ -12,10 +11,8 @@
 #else
 #define NCCL_MINOR 28
 #endif
-#define NCCL_PATCH 9
 #define NCCL_VERSION(x, y, z) (((x) <= 2 && (y) <= 8) ? (x)*1000 + (y)*100 + (z) : (x)*10000 + (y)*100 + (z))
-#define NCCL_VERSION_CODE NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH)
-#define NCCL_UNIQUE_ID_BYTES 128
+#define NCCL_VERSION_CODE NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, 9)
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_SPLIT_NOCOLOR -1
 #if NCCL_MINOR >= 27
@@ -33,7 +30,7 @@ using ncclComm_t = ncclComm*;
 using ncclWindow_t = void*;
 
 struct ncclUniqueId {
-  char internal[NCCL_UNIQUE_ID_BYTES];
+  char internal[128];
 };
 
 struct ncclConfig_t {
@@ -53,18 +50,13 @@ enum ncclResult_t {
   ncclRemoteError = 6,
   ncclInProgress = 7
 };
-enum ncclRedOp_t { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4 };
+enum ncclRedOp_t { ncclSum = 0, ncclMax = 2, ncclMin = 3 };
 enum ncclDataType_t {
-  ncclInt8 = 0,
   ncclUint8 = 1,
   ncclInt32 = 2,
-  ncclUint32 = 3,
   ncclInt64 = 4,
-  ncclUint64 = 5,
-  ncclFloat16 = 6,
   ncclFloat32 = 7,
   ncclFloat = 7,
   ncclFloat64 = 8,
-  ncclDouble = 8,
   ncclBfloat16 = 9
 };
