@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -418,8 +417,6 @@ class cuda {
   /// uses the results. For several ranks use `agree_on_products`.
   void measure_products(int candidates) { gemm_.measure(candidates); }
   const product_choices& products() { return gemm_.choices(); }
-  /// Returns the products that could not be measured (`product_choices::unmeasured`), with the missing bytes of each.
-  const std::map<std::string, std::size_t>& unmeasured_products() { return products().unmeasured(); }
   void use_products(const product_choices& choices) { gemm_.adopt(choices); }
 
   /// Selects the implementation of attention: plait's kernels, or a library. The library must outlive its use here.
@@ -512,15 +509,12 @@ class cuda {
   }
 
   /// C = beta * C, the result of a product over k = 0.
-  void no_terms(const gemm_problem& p, double beta, void* c, std::size_t element, bool plain) {
-    if (!plain || (beta != 0 && beta != 1)) fail({p.text(), ": with k = 0, beta must be 0 or 1, without an epilogue"});
-    if (beta == 1) return;
-    const auto row = static_cast<std::size_t>(p.n) * element, pitch = static_cast<std::size_t>(p.ldc) * element;
-    detail::cuda_check(cudaMemset2DAsync(c, pitch, 0, row, static_cast<std::size_t>(p.m), main_.handle()), "zeroing");
-  }
   template <class Out>
   void no_terms(const gemm_problem& p, double beta, Out* c, bool plain) {
-    no_terms(p, beta, c, sizeof(Out), plain);
+    if (!plain || (beta != 0 && beta != 1)) fail({p.text(), ": with k = 0, beta must be 0 or 1, without an epilogue"});
+    if (beta == 1) return;
+    const auto row = static_cast<std::size_t>(p.n) * sizeof(Out), pitch = static_cast<std::size_t>(p.ldc) * sizeof(Out);
+    detail::cuda_check(cudaMemset2DAsync(c, pitch, 0, row, static_cast<std::size_t>(p.m), main_.handle()), "zeroing");
   }
 
   options options_;

@@ -12,6 +12,7 @@
 #include "plait/comm/host_values.hpp"
 #include "plait/comm/threads/cuda.hpp"
 #include "plait/device/device.hpp"
+#include "support/texts.hpp"
 
 using namespace plait;
 
@@ -19,25 +20,35 @@ namespace {
 
 const cuda::options small{.workspace_bytes = 2 << 20};
 
-/// A product of an m x 24 and a 24 x 16 matrix, added to a C of ones.
+/// A matrix of `count` multiples of `step`, plus `least`.
+template <class T>
+buffer<cuda> filled(cuda& device, std::int64_t count, float step, float least = 0) {
+  std::vector<T> numbers(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = converted<T>(step * static_cast<float>(i % 7) + least);
+  auto out = make_buffer<T>(device, numbers.size());
+  device.upload(out.data(), numbers.data(), out.bytes(), device.main_stream());
+  return out;
+}
+template <class T>
+std::vector<float> read_floats(cuda& device, const buffer<cuda>& from) {
+  std::vector<T> out(from.bytes() / sizeof(T));
+  device.download(out.data(), from.data(), from.bytes(), device.main_stream());
+  std::vector<float> numbers;
+  for (const T& x : out) numbers.push_back(converted<float>(x));
+  return numbers;
+}
+
+/// A product of an m x 24 and a 24 x 16 matrix, added to a C of multiples of 1.
 struct product {
   cuda& device;
   std::int64_t m;
   std::int64_t n = 16, k = 24;
-  buffer<cuda> a = filled(m * k, 0.25f), b = filled(k * n, 0.5f), c = filled(m * n, 1.0f);
+  buffer<cuda> a = filled<float>(device, m* k, 0.25f), b = filled<float>(device, k* n, 0.5f),
+               c = filled<float>(device, m* n, 1.0f);
 
-  buffer<cuda> filled(std::int64_t count, float step) const {
-    std::vector<float> numbers(static_cast<std::size_t>(count));
-    for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = step * static_cast<float>(i % 7);
-    auto out = make_buffer<float>(device, numbers.size());
-    device.upload(out.data(), numbers.data(), out.bytes(), device.main_stream());
-    return out;
-  }
   std::vector<float> run() {
     device.gemm(false, false, m, n, k, 1.0, a.data<float>(), k, b.data<float>(), n, 1.0, c.data<float>(), n);
-    std::vector<float> out(static_cast<std::size_t>(m * n));
-    device.download(out.data(), c.data(), c.bytes(), device.main_stream());
-    return out;
+    return read_floats<float>(device, c);
   }
 };
 
@@ -54,22 +65,21 @@ std::vector<float> expected(std::int64_t m) {
   return product{device, m}.run();
 }
 
-/// A matrix of `count` multiples of `step`.
-template <class T>
-buffer<cuda> filled(cuda& device, std::int64_t count, float step) {
-  std::vector<T> numbers(static_cast<std::size_t>(count));
-  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = converted<T>(step * static_cast<float>(i % 7) - 1.0f);
-  auto out = make_buffer<T>(device, numbers.size());
-  device.upload(out.data(), numbers.data(), out.bytes(), device.main_stream());
-  return out;
-}
-template <class T>
-std::vector<float> read_floats(cuda& device, const buffer<cuda>& from) {
-  std::vector<T> out(from.bytes() / sizeof(T));
-  device.download(out.data(), from.data(), from.bytes(), device.main_stream());
-  std::vector<float> numbers;
-  for (const T& x : out) numbers.push_back(converted<float>(x));
-  return numbers;
+#ifdef PLAIT_CUDA_STAND_IN
+const std::atomic<int>& grouped_calls = stand_in::grouped_products;
+const std::atomic<int>& strided_calls = stand_in::strided_products;
+#else
+const std::atomic<int> grouped_calls = 0, strided_calls = 0;
+#endif
+
+/// Calls check(), which makes `calls` calls for several products, as `counter` shows where there is one.
+template <class Check>
+void count_calls([[maybe_unused]] const std::atomic<int>& counter, [[maybe_unused]] int calls, const Check& check) {
+  [[maybe_unused]] const int before = counter;
+  check();
+#ifdef PLAIT_CUDA_STAND_IN
+  CHECK(counter - before == calls);
+#endif
 }
 
 /// Three products of 6, none and 11 rows of one buffer with a factor each, added to `c` [17, 16]. Without `by_rows`,
@@ -77,8 +87,9 @@ std::vector<float> read_floats(cuda& device, const buffer<cuda>& from) {
 template <class In, class Out>
 std::vector<float> run_groups(cuda& device, bool by_rows, bool in_one_call, std::int64_t shift = 0) {
   const std::int64_t n = 16, k = 24, rows[] = {6, 0, 11};
-  const auto a = filled<In>(device, 17 * k + shift, 0.25f), b = filled<In>(device, (by_rows ? 3 * k : 17) * n, 0.5f);
-  auto c = filled<Out>(device, (by_rows ? 17 : 3 * k) * n, 1.0f);
+  const auto a = filled<In>(device, 17 * k + shift, 0.25f, -1),
+             b = filled<In>(device, (by_rows ? 3 * k : 17) * n, 0.5f, -1);
+  auto c = filled<Out>(device, (by_rows ? 17 : 3 * k) * n, 1.0f, -1);
   std::vector<gemm_group<In, Out>> groups;
   for (std::int64_t g = 0, at = 0; g < 3; at += rows[g++]) {
     const In* const from = a.template data<In>() + at * k + shift;
@@ -108,18 +119,12 @@ std::vector<float> run_groups(cuda& device, bool by_rows, bool in_one_call, std:
 template <class In, class Out>
 void check_groups(const cuda::options& how, int calls, std::int64_t shift = 0) {
   cuda device(how);
-#ifdef PLAIT_CUDA_STAND_IN
-  const int before = stand_in::grouped_products;
-#endif
-  for (const bool by_rows : {true, false}) {
-    CAPTURE(by_rows);
-    CHECK(run_groups<In, Out>(device, by_rows, true, shift) == run_groups<In, Out>(device, by_rows, false, shift));
-  }
-#ifdef PLAIT_CUDA_STAND_IN
-  CHECK(stand_in::grouped_products - before == calls);
-#else
-  static_cast<void>(calls);
-#endif
+  count_calls(grouped_calls, calls, [&] {
+    for (const bool by_rows : {true, false}) {
+      CAPTURE(by_rows);
+      CHECK(run_groups<In, Out>(device, by_rows, true, shift) == run_groups<In, Out>(device, by_rows, false, shift));
+    }
+  });
 }
 
 }  // namespace
@@ -144,8 +149,9 @@ void check_strided(const cuda::options& how, std::int64_t gap, int calls, bool c
   constexpr std::int64_t m = 5, n = 8, k = 12, count = 3;
   cuda device(how);
   const auto run = [&](bool together) {
-    const auto a = filled<In>(device, count * m * k + gap, 0.25f), b = filled<In>(device, 2 * count * k * n, 0.5f);
-    auto c = filled<Out>(device, count * m * 2 * n, 1.0f);
+    const auto a = filled<In>(device, count * m * k + gap, 0.25f, -1),
+               b = filled<In>(device, 2 * count * k * n, 0.5f, -1);
+    auto c = filled<Out>(device, count * m * 2 * n, 1.0f, -1);
     std::vector<gemm_group<In, Out>> groups;
     for (const std::int64_t half : {0, 1})
       for (std::int64_t g = 0; g < count; ++g)
@@ -167,15 +173,7 @@ void check_strided(const cuda::options& how, std::int64_t gap, int calls, bool c
     return read_floats<Out>(device, c);
   };
   const std::vector<float> expected = run(false);
-#ifdef PLAIT_CUDA_STAND_IN
-  const int before = stand_in::strided_products;
-#endif
-  CHECK(run(true) == expected);
-#ifdef PLAIT_CUDA_STAND_IN
-  CHECK(stand_in::strided_products - before == calls);
-#else
-  static_cast<void>(calls);
-#endif
+  count_calls(strided_calls, calls, [&] { CHECK(run(true) == expected); });
 }
 
 }  // namespace
@@ -227,10 +225,8 @@ TEST_CASE("a product that sums a factor's rows has its own choice of algorithm")
   const std::vector<float> plain = p.run();
   product again{device, 8};
   if (!optional(run(device, again))) return;
-  std::vector<float> both(plain.size()), found(8);
-  device.download(both.data(), again.c.data(), again.c.bytes(), device.main_stream());
-  CHECK(both == plain);
-  device.download(found.data(), sums.data(), sums.bytes(), device.main_stream());
+  CHECK(read_floats<float>(device, again.c) == plain);
+  const std::vector<float> found = read_floats<float>(device, sums);
   for (std::size_t row = 0; row < 8; ++row) {
     float expected_sum = 0;
     for (std::size_t c = 0; c < 24; ++c) expected_sum += 0.25f * static_cast<float>((row * 24 + c) % 7);
@@ -283,7 +279,7 @@ TEST_CASE("products take matrices with any alignment, and a bias with the requir
 
   for (const float step : {1.0f, 2.0f, 4.0f}) {
     product q{device, 8};
-    const buffer<cuda> bias = q.filled(17, step);
+    const buffer<cuda> bias = filled<float>(device, 17, step);
     multiply(q.a.data<float>(), q.b.data<float>(), q.c.data<float>(), bias.data<float>());
     bool right = true;
     for (std::size_t i = 0; i < out.size(); ++i)
@@ -297,25 +293,17 @@ TEST_CASE("products take matrices with any alignment, and a bias with the requir
 TEST_CASE("sums of products in bf16 are rounded once, for every split of the sum") {
   cuda device(small);
   constexpr std::int64_t m = 8, n = 16, k = 256;
-  const auto uploaded = [&](std::int64_t count, float step) {
-    std::vector<bf16> numbers(static_cast<std::size_t>(count));
-    for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = converted<bf16>(step * static_cast<float>(i % 7));
-    auto to = make_buffer<bf16>(device, numbers.size());
-    device.upload(to.data(), numbers.data(), to.bytes(), device.main_stream());
-    return to;
-  };
-  const buffer<cuda> a = uploaded(m * k, 0.25f), b = uploaded(k * n, 0.5f);
+  const buffer<cuda> a = filled<bf16>(device, m * k, 0.25f), b = filled<bf16>(device, k * n, 0.5f);
   auto c = make_buffer<bf16>(device, m * n);
   device.gemm(false, false, m, n, k, 1.0, a.data<bf16>(), k, b.data<bf16>(), n, 0.0, c.data<bf16>(), n);
-  std::vector<bf16> out(m * n);
-  device.download(out.data(), c.data(), c.bytes(), device.main_stream());
+  const std::vector<float> out = read_floats<bf16>(device, c);
   bool right = true;
   for (std::int64_t row = 0; row < m; ++row)
     for (std::int64_t column = 0; column < n; ++column) {
       float sum = 0;  // exact: multiples of 1/8 below 2^12
       for (std::int64_t i = 0; i < k; ++i)
         sum += 0.125f * static_cast<float>((row * k + i) % 7 * ((i * n + column) % 7));
-      right = right && widened(out[static_cast<std::size_t>(row * n + column)]) == widened(converted<bf16>(sum));
+      right = right && out[static_cast<std::size_t>(row * n + column)] == widened(converted<bf16>(sum));
     }
   CHECK(right);
 }
@@ -340,12 +328,7 @@ TEST_CASE("choices of other machines, and numbers out of range, are refused") {
 
 TEST_CASE("a damaged text is refused, naming the line") {
   const auto refused = [](std::string_view text) {
-    try {
-      static_cast<void>(product_choices::parse(text, "file"));
-    } catch (const error& e) {
-      return std::string(e.what());
-    }
-    return std::string();
+    return test::text_thrown_by([&] { static_cast<void>(product_choices::parse(text, "file")); });
   };
   CHECK(refused("") == "file: there is no first line, which begins with 'plait products 1: '");
   CHECK(refused("plait products 2: x\n") == "file: line 1 must begin with 'plait products 1: '");
@@ -374,9 +357,9 @@ TEST_CASE("the choices, their text and a log name a product that could not be me
         "while a graph was recorded), m=8 n=16 k=24 of float to float (no room for 512 bytes); to have them measured, "
         "leave more of the GPU's memory free while they are, as a smaller microbatch does");
   for (int i = 0; i < 8; ++i) here.leave_out(std::string("float float 00 9 9 ") + std::to_string(i), 4);
-  CHECK(here.unmeasured_text().find("m=9 n=9 k=5 of") != std::string::npos);
+  CHECK(test::has(here.unmeasured_text(), "m=9 n=9 k=5 of"));
   CHECK(here.unmeasured_text().find("m=9 n=9 k=6 of") == std::string::npos);
-  CHECK(here.unmeasured_text().find(" and 2 more; ") != std::string::npos);
+  CHECK(test::has(here.unmeasured_text(), " and 2 more; "));
 
   // Another rank's choice applies to this rank, in either order of merging.
   product_choices other("x");
@@ -463,15 +446,13 @@ TEST_CASE("nothing is measured while a step is recorded") {
   device.measure_products(3);
   product p{device, 8};
   device.synchronize();
-  cudaGraph_t graph = nullptr;
-  REQUIRE(cudaStreamBeginCapture(device.main_stream().handle(), cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-  device.gemm(false, false, p.m, p.n, p.k, 1.0, p.a.data<float>(), p.k, p.b.data<float>(), p.n, 1.0, p.c.data<float>(),
-              p.n);
-  REQUIRE(cudaStreamEndCapture(device.main_stream().handle(), &graph) == cudaSuccess);
-  cudaGraphDestroy(graph);
+  cuda_graph(device).record([&] {
+    device.gemm(false, false, p.m, p.n, p.k, 1.0, p.a.data<float>(), p.k, p.b.data<float>(), p.n, 1.0,
+                p.c.data<float>(), p.n);
+  });
   CHECK(device.products().size() == 0);
-  REQUIRE(device.unmeasured_products().size() == 1);
-  CHECK(device.unmeasured_products().begin()->second == 0);
+  REQUIRE(device.products().unmeasured().size() == 1);
+  CHECK(device.products().unmeasured().begin()->second == 0);
 }
 
 namespace {
@@ -501,12 +482,11 @@ TEST_CASE("with little memory products give the same results, and unmeasured one
     q.run();
   }
   CHECK(device.products().size() == 1);
-  REQUIRE(device.unmeasured_products().size() == 1);
-  const auto& [name, missing] = *device.unmeasured_products().begin();
+  REQUIRE(device.products().unmeasured().size() == 1);
+  const auto& [name, missing] = *device.products().unmeasured().begin();
   CHECK(name.find("float float 00 8 16 24 24 16 16 ") == 0);
   CHECK(missing == 8 * 16 * sizeof(float));
-  CHECK(device.products().unmeasured_text().find("m=8 n=16 k=24 of float to float (no room for 512 bytes)") !=
-        std::string::npos);
+  CHECK(test::has(device.products().unmeasured_text(), "m=8 n=16 k=24 of float to float (no room for 512 bytes)"));
 
   // The choices that the ranks share keep the products that no rank has measured.
   std::atomic<bool> all_have{true};
@@ -525,7 +505,7 @@ TEST_CASE("with little memory products give the same results, and unmeasured one
       all.barrier();
     }
     const product_choices agreed = agree_on_products(d, all);
-    if (agreed.size() != 1 || agreed.unmeasured().size() != 2 || d.unmeasured_products() != agreed.unmeasured())
+    if (agreed.size() != 1 || agreed.unmeasured().size() != 2 || d.products().unmeasured() != agreed.unmeasured())
       all_have = false;
   };
   CHECK_NOTHROW(threads::run(2, small, body));
