@@ -7,7 +7,7 @@
 
 namespace plait::test {
 
-/// The conformance suite's arrays on a CUDA device, in the order of its main stream.
+/// While it lives, the conformance suite's arrays of this thread are on a CUDA device, in the order of its main stream.
 class device_memory final : public testing::conformance_parts::test_memory {
  public:
   explicit device_memory(cuda& device) : device_(device) {}
@@ -22,6 +22,7 @@ class device_memory final : public testing::conformance_parts::test_memory {
 
  private:
   cuda& device_;
+  const testing::conformance_parts::memory_scope scope_{*this};
 };
 
 }  // namespace plait::test

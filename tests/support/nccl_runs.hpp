@@ -1,9 +1,12 @@
 #pragma once
 
+#include <doctest/doctest.h>
+
 #include <string>
 
 #include "plait/comm/launch/nccl.hpp"
 #include "support/nccl_devices.hpp"
+#include "support/texts.hpp"
 
 namespace plait::test {
 
@@ -15,12 +18,17 @@ inline const nccl::options careful{.deadline = 60, .check_pointers = true};
 template <class F>
 std::string text_of(int ranks, const nccl::options& settings, const F& body) {
   if (devices(ranks).empty()) return "";
-  try {
-    nccl::run(devices(ranks), small, settings, body);
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
+  return text_thrown_by([&] { nccl::run(devices(ranks), small, settings, body); });
+}
+
+/// Runs `body` on NCCL ranks, without an error; does nothing with too few GPUs.
+template <class F>
+void on_ranks(int ranks, const nccl::options& settings, const F& body) {
+  CHECK(text_of(ranks, settings, body) == "");
+}
+template <class F>
+void on_ranks(int ranks, const F& body) {
+  on_ranks(ranks, careful, body);
 }
 
 }  // namespace plait::test

@@ -33,6 +33,7 @@ namespace {
 using plait::test::careful;
 using plait::test::devices;
 using plait::test::has;
+using plait::test::on_ranks;
 using plait::test::small;
 using plait::test::text_of;
 
@@ -47,25 +48,21 @@ constexpr bool nothing_unasked = false;
 TEST_CASE("nccl: conformance on any number of ranks") {
   for (const int ranks : {1, 2, 3, 4, 8}) {
     CAPTURE(ranks);
-    if (devices(ranks).empty()) continue;
-    CHECK_NOTHROW(nccl::run(devices(ranks), small, careful, [](rank_comm& comm, cuda& device) {
+    on_ranks(ranks, [](rank_comm& comm, cuda& device) {
       test::device_memory memory(device);
-      const test::memory_scope scope(memory);
       test::short_conformance(comm);
       comm.barrier();
       if (comm.size() != 4) return;
       any_communicator any(comm);
       test::check_types(any, {37});
-    }));
+    });
   }
 }
 
 TEST_CASE("nccl: a call runs in the main stream, a started operation in a side stream") {
-  if (devices(2).empty()) return;
-  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+  on_ranks(2, [](rank_comm& comm, cuda& device) {
     constexpr std::size_t n = 5000;
     test::device_memory memory(device);
-    const test::memory_scope scope(memory);
     test::array<std::int32_t> x(n), y(n);
     test::write(y.data(), std::vector<std::int32_t>(n, 1));
     for (int turn = 0; turn < 4; ++turn) {
@@ -76,16 +73,14 @@ TEST_CASE("nccl: a call runs in the main stream, a started operation in a side s
       comm.all_reduce(x.data(), y.data(), n, dtype::i32, reduce_op::max);
     }
     test::expect("doubled four times", y.data(), n, [](std::size_t) { return 16; });
-  }));
+  });
 }
 
 TEST_CASE("nccl: a call does not wait for messages of another communicator") {
-  if (devices(2).empty()) return;
-  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+  on_ranks(2, [](rank_comm& comm, cuda& device) {
     constexpr std::size_t n = 1000;
     rank_comm along = comm.split(0, comm.rank(), "pp"), across = comm.split(0, comm.rank(), "tp");
     test::device_memory memory(device);
-    const test::memory_scope scope(memory);
     test::array<std::int32_t> message(n), x(n);
     test::write(message.data(), std::vector<std::int32_t>(n, comm.rank()));
     test::write(x.data(), std::vector<std::int32_t>(n, 1));
@@ -100,16 +95,14 @@ TEST_CASE("nccl: a call does not wait for messages of another communicator") {
     along.all_reduce(x.data(), x.data(), n, dtype::i32, reduce_op::sum);
     test::expect("here", message.data(), n, [](std::size_t) { return 1; });
     r.wait();
-  }));
+  });
 }
 
 TEST_CASE("nccl: a call is ordered after what its communicator started, after any number of operations") {
-  if (devices(2).empty()) return;
-  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+  on_ranks(2, [](rank_comm& comm, cuda& device) {
     constexpr std::size_t n = 1000;
     rank_comm along = comm.split(0, comm.rank(), "pp");
     test::device_memory memory(device);
-    const test::memory_scope scope(memory);
     test::array<std::int32_t> x(n), y(n);
     for (int i = 0; i < 200; ++i) {  // finished operations are kept for later ones
       along.start_all_reduce(x.data(), x.data(), n, dtype::i32, reduce_op::max).wait();
@@ -120,18 +113,16 @@ TEST_CASE("nccl: a call is ordered after what its communicator started, after an
     along.all_reduce(x.data(), y.data(), n, dtype::i32, reduce_op::sum);
     test::expect("the sum of sums", y.data(), n, [](std::size_t) { return 4; });
     r.wait();
-  }));
+  });
 }
 
 TEST_CASE("nccl: small parts of unequal sizes are padded, and large ones are not") {
-  if (devices(3).empty()) return;
   using parts = spec<batch, shard<seq, tp>, hidden>;
   using whole = spec<batch, seq, hidden, invariant<tp>>;
   using terms = spec<batch, seq, hidden, partial<tp>>;
-  CHECK_NOTHROW(nccl::run(devices(3), small, careful, [](rank_comm& comm, cuda& device) {
+  on_ranks(3, [](rank_comm& comm, cuda& device) {
     world ranks(mesh<axis<tp, 3>>().shape(), comm);
     test::device_memory memory(device);
-    const test::memory_scope scope(memory);
     for (const std::int64_t outer : {1, 2})
       for (const std::int64_t width : {5, 10000}) {
         const dim_sizes sizes = sizes_of<batch, seq, hidden>(outer, 7, width);
@@ -167,7 +158,7 @@ TEST_CASE("nccl: small parts of unequal sizes are padded, and large ones are not
               },
               4);
       }
-  }));
+  });
 }
 
 TEST_CASE("nccl: errors have the labels of a mesh's groups") {
@@ -176,7 +167,6 @@ TEST_CASE("nccl: errors have the labels of a mesh's groups") {
   const std::string text = text_of(4, careful, [&](rank_comm& comm, cuda& device) {
     world ranks(shape, comm);
     test::device_memory memory(device);
-    const test::memory_scope scope(memory);
     test::array<float> x(std::vector<float>(8, static_cast<float>(comm.rank())));
     auto& group = ranks.group(axis_list(axis_of<tp>));
     group.all_reduce(x.data(), x.data(), 8, dtype::f32, reduce_op::sum);
@@ -191,10 +181,8 @@ TEST_CASE("nccl: errors have the labels of a mesh's groups") {
 }
 
 TEST_CASE("nccl: messages of a group match by tag, and calls that a group cannot contain are refused") {
-  if (devices(2).empty()) return;
-  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+  on_ranks(2, [](rank_comm& comm, cuda& device) {
     test::device_memory memory(device);
-    const test::memory_scope scope(memory);
     test::check_ring<float>(comm, 11, 1);
     test::array<float> x(8);
     comm.begin_group();
@@ -213,14 +201,12 @@ TEST_CASE("nccl: messages of a group match by tag, and calls that a group cannot
     test::expect_refused([&] { comm.send(x.data(), 8, dtype::f32, comm.rank()); }, "must stand in a comm_group");
     std::vector<float> host(8);
     test::expect_refused([&] { comm.broadcast(host.data(), 8, dtype::f32, 0); }, "a pointer to the host's memory");
-  }));
+  });
 }
 
 TEST_CASE("nccl: symmetric memory, and a communicator of the caller") {
-  if (devices(2).empty()) return;
-  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+  on_ranks(2, [](rank_comm& comm, cuda& device) {
     test::device_memory memory(device);
-    const test::memory_scope scope(memory);
     {
       nccl::communication_memory shared(comm, 4096);
       CHECK(shared.bytes() == 4096);
@@ -245,7 +231,7 @@ TEST_CASE("nccl: symmetric memory, and a communicator of the caller") {
       CHECK_FALSE(called);
     }
     test::check_all_reduce<float>(comm, 100, reduce_op::sum, test::how::started, 1);  // the caller still owns it
-  }));
+  });
 }
 
 TEST_CASE("nccl: a rank that throws or aborts ends the others") {
@@ -301,8 +287,7 @@ TEST_CASE("nccl: numbers of thread blocks out of range are refused before a comm
 }
 
 TEST_CASE("nccl: a communicator is split only if nothing is in flight on it and no graph is recorded") {
-  if (devices(2).empty()) return;
-  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+  on_ranks(2, [](rank_comm& comm, cuda& device) {
     auto x = make_buffer<float>(device, 1000);
     device.zero(x.data(), x.bytes(), device.main_stream());
     request r = comm.start_all_reduce(x.data(), x.data(), 1000, dtype::f32, reduce_op::sum);
@@ -310,7 +295,7 @@ TEST_CASE("nccl: a communicator is split only if nothing is in flight on it and 
     CHECK(r.done());
     r.wait();
     part.barrier();
-  }));
+  });
   CHECK(has(text_of(2, careful,
                     [](rank_comm& comm, cuda& device) {
                       cuda_graph graph(device);
@@ -320,8 +305,7 @@ TEST_CASE("nccl: a communicator is split only if nothing is in flight on it and 
 }
 
 TEST_CASE("nccl: a mesh makes a second communicator of all ranks only for messages that must not wait") {
-  if (devices(4).empty()) return;
-  CHECK_NOTHROW(nccl::run(devices(4), small, careful, [](rank_comm& comm, cuda& device) {
+  on_ranks(4, [](rank_comm& comm, cuda& device) {
     const auto of = [](any_communicator& one) { return one.get_if<rank_comm>()->get(); };
     pipeline_world whole(mesh<axis<dp, 2>, axis<pp, 1>, axis<tp, 2>>().shape(), any_communicator(comm));
     CHECK(of(whole.stage().root()) == comm.get());
@@ -338,13 +322,13 @@ TEST_CASE("nccl: a mesh makes a second communicator of all ranks only for messag
     world attached(mesh<axis<dp, 4>>().shape(), any_communicator(nccl::attach(comm.get(), device, careful)));
     CHECK(of(attached.group(axis_list(axis_of<dp>))) != comm.get());
     attached.root().barrier();
-  }));
+  });
 }
 
 #ifdef PLAIT_CUDA_STAND_IN
 TEST_CASE("nccl: every communicator of a rank has the thread blocks of its options") {
   std::atomic<int> made{0};
-  CHECK_NOTHROW(nccl::run(devices(2), small, {.min_ctas = 2, .max_ctas = 6}, [&](rank_comm& comm, cuda&) {
+  on_ranks(2, {.min_ctas = 2, .max_ctas = 6}, [&](rank_comm& comm, cuda&) {
     rank_comm half = comm.split(0, comm.rank(), "half");
     comm.barrier();  // both ranks have made it
     if (comm.rank() == 0) {
@@ -353,7 +337,7 @@ TEST_CASE("nccl: every communicator of a rank has the thread blocks of its optio
       for (const auto& [key, one] : known.all) made += one->min_ctas == 2 && one->max_ctas == 6;
     }
     comm.barrier();
-  }));
+  });
   CHECK(made == 4);  // two ranks, each with the root and its split
 }
 
@@ -362,28 +346,27 @@ TEST_CASE("nccl: a mesh's communicators share the first one's resources on reque
   for (const bool asked : {false, true}) {
     CAPTURE(asked);
     std::atomic<int> shared{0}, wrong{0};
-    CHECK_NOTHROW(
-        nccl::run(devices(4), small, {.deadline = 60, .split_share = asked}, [&](rank_comm& comm, cuda& device) {
-          world ranks(shape, comm);
-          for (const auto& axes : {axis_list(axis_of<dp>), axis_list(axis_of<tp>)}) {
-            rank_comm one = *ranks.group(axes).get_if<rank_comm>();
-            shared += one.get()->shares_with == comm.get();
-            rank_comm part = one.split(0, one.rank());
-            shared += part.get()->shares_with == comm.get();  // not its parent's, which shares as well
-          }
-          auto x = make_buffer<float>(device, 1);
-          device.zero(x.data(), 4, device.main_stream());
-          ranks.group(axis_list(axis_of<dp>)).all_reduce(x.data(), x.data(), 1, dtype::f32, reduce_op::sum);
-          comm.barrier();
-          wrong += comm.get()->shares_with != nullptr;
-        }));
+    on_ranks(4, {.deadline = 60, .split_share = asked}, [&](rank_comm& comm, cuda& device) {
+      world ranks(shape, comm);
+      for (const auto& axes : {axis_list(axis_of<dp>), axis_list(axis_of<tp>)}) {
+        rank_comm one = *ranks.group(axes).get_if<rank_comm>();
+        shared += one.get()->shares_with == comm.get();
+        rank_comm part = one.split(0, one.rank());
+        shared += part.get()->shares_with == comm.get();  // not its parent's, which shares as well
+      }
+      auto x = make_buffer<float>(device, 1);
+      device.zero(x.data(), 4, device.main_stream());
+      ranks.group(axis_list(axis_of<dp>)).all_reduce(x.data(), x.data(), 1, dtype::f32, reduce_op::sum);
+      comm.barrier();
+      wrong += comm.get()->shares_with != nullptr;
+    });
     CHECK(shared == (asked ? 4 * 4 : 0));
     CHECK(wrong == 0);
   }
 }
 
 TEST_CASE("nccl: started operations have priority over computing, and each split communicator its own stream") {
-  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+  on_ranks(2, [](rank_comm& comm, cuda& device) {
     const auto priority = [](const cuda::stream& s) {
       int of = 1;
       CHECK(cudaStreamGetPriority(s.handle(), &of) == cudaSuccess);
@@ -410,6 +393,6 @@ TEST_CASE("nccl: started operations have priority over computing, and each split
     CHECK(priority(attached.shared_state().asynchronous_stream()) == greatest);
     CHECK_FALSE(attached.shared_state().asynchronous_stream() == device.main_stream());
     attached.barrier();
-  }));
+  });
 }
 #endif

@@ -39,6 +39,7 @@ using plait::test::careful;
 using plait::test::death_message;
 using plait::test::devices;
 using plait::test::has;
+using plait::test::on_ranks;
 using plait::test::small;
 using plait::test::text_of;
 
@@ -67,7 +68,7 @@ TEST_CASE("nccl: a query that fails ends the ranks, and does not count as a fini
 }
 
 TEST_CASE("nccl: only one thread at a time queries a communicator's state") {
-  CHECK_NOTHROW(nccl::run(devices(2), small, careful, [](rank_comm& comm, cuda& device) {
+  on_ranks(2, [](rank_comm& comm, cuda& device) {
     std::atomic<int> wrong{0};
     const auto ask = [&] {
       device.bind_thread();
@@ -81,7 +82,7 @@ TEST_CASE("nccl: only one thread at a time queries a communicator's state") {
     other.join();
     CHECK(wrong == 0);
     comm.barrier();
-  }));
+  });
 }
 
 TEST_CASE("nccl: ranks get the cause while communicators are being aborted") {
@@ -185,13 +186,13 @@ TEST_CASE("nccl: a process ends with the reason if aborting takes longer than th
 
 TEST_CASE("nccl: no thread makes a context on another rank's GPU") {
   stand_in::calls_without_device = 0;
-  CHECK_NOTHROW(nccl::run(devices(2), small, {.deadline = 5}, [](rank_comm& comm, cuda& device) {
+  on_ranks(2, {.deadline = 5}, [](rank_comm& comm, cuda& device) {
     auto x = make_buffer<float>(device, 100);
     request r = comm.start_all_reduce(x.data(), x.data(), 100, dtype::f32, reduce_op::sum);
     std::this_thread::sleep_for(std::chrono::milliseconds(1200));  // the watching thread queries it meanwhile
     r.wait();
     comm.barrier();
-  }));
+  });
   CHECK(stand_in::calls_without_device == 0);
   // Threads that abort communicators make no context either.
   CHECK(text_of(2, {.deadline = 60}, [](rank_comm& comm, cuda&) {
@@ -205,13 +206,10 @@ TEST_CASE("nccl: no thread makes a context on another rank's GPU") {
 
 TEST_CASE("nccl: a rank that never arrives") {
   if (devices(2).empty()) return;
-  std::string text;
-  try {
+  const std::string text = test::text_thrown_by([] {
     cuda device(small);
     nccl::connect(device, nccl::new_id(), 0, 2, {.deadline = 0.3});
-  } catch (const error& e) {
-    text = e.what();
-  }
+  });
   CHECK(has(text, "making a communicator) did not finish within its deadline of 0.3"));
 }
 
@@ -275,9 +273,8 @@ TEST_CASE("nccl's stand-in refuses communicators that have ended or are not read
 #endif
 
 TEST_CASE("nccl: ranks started with different settings find this through their devices' memory") {
-  if (devices(3).empty()) return;
   for (const int odd : {-1, 2}) {
-    CHECK_NOTHROW(nccl::run(devices(3), small, careful, [&](rank_comm& comm, cuda& device) {
+    on_ranks(3, [&](rank_comm& comm, cuda& device) {
       any_communicator all(comm);
       const setting settings[] = {{"--lr", comm.rank() == odd ? "0.01" : "0.001"}};
       std::string message;
@@ -291,6 +288,6 @@ TEST_CASE("nccl: ranks started with different settings find this through their d
           "same options";
       test::expect(message == (odd < 0 ? "" : expected), "what a rank is told");
       comm.barrier();
-    }));
+    });
   }
 }

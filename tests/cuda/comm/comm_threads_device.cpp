@@ -24,14 +24,15 @@ using plait::test::has;
 
 const cuda::options small{.workspace_bytes = 4096};
 
+/// The text of the error that ends ranks which run body(communicator, x); `x` has 64 elements on the device.
 template <class F>
 std::string text_of(int ranks, const F& body) {
-  try {
-    threads::run(ranks, small, body);
-  } catch (const error& e) {
-    return e.what();
-  }
-  return "";
+  return test::text_thrown_by([&] {
+    threads::run(ranks, small, [&](rank_comm& comm, cuda& device) {
+      auto x = make_buffer<float>(device, 64);
+      body(comm, x.data());
+    });
+  });
 }
 
 }  // namespace
@@ -41,7 +42,6 @@ TEST_CASE("ranks on a GPU: conformance on any number of ranks") {
     CAPTURE(ranks);
     CHECK_NOTHROW(threads::run(ranks, small, [](rank_comm& comm, cuda& device) {
       test::device_memory memory(device);
-      const test::memory_scope scope(memory);
       test::short_conformance(comm);
       test::check_nans(comm);
       if (comm.size() != 3) return;
@@ -71,7 +71,6 @@ TEST_CASE("ranks on a GPU: the same bits as ranks on the CPU") {
     });
     threads::run(5, small, [&](rank_comm& comm, cuda& device) {
       test::device_memory memory(device);
-      const test::memory_scope scope(memory);
       test::array<float> x(values(comm.rank()));
       comm.all_reduce(x.data(), x.data(), type == dtype::f32 ? n : 2 * n, type, reduce_op::sum);
       if (comm.rank() == 4) on_gpu = x.values();
@@ -84,7 +83,6 @@ TEST_CASE("ranks on a GPU: operations follow the order of each rank's main strea
   CHECK_NOTHROW(threads::run(4, small, [](rank_comm& comm, cuda& device) {
     constexpr std::size_t n = 20'000;
     test::device_memory memory(device);
-    const test::memory_scope scope(memory);
     test::array<std::int32_t> x(n), y(n), kept(n);
     const std::vector<std::int32_t> ones(n, 1);
     test::write(y.data(), ones);
@@ -104,7 +102,6 @@ TEST_CASE("ranks on a GPU: operations follow the order of each rank's main strea
 TEST_CASE("ranks on a GPU: memory of the host is refused, and ranks stay in step") {
   CHECK_NOTHROW(threads::run(2, small, [](rank_comm& comm, cuda& device) {
     test::device_memory memory(device);
-    const test::memory_scope scope(memory);
     std::vector<float> host(8);
     test::expect_refused([&] { comm.all_reduce(host.data(), host.data(), 8, dtype::f32, reduce_op::sum); },
                          "a pointer to the host's memory");
@@ -114,48 +111,35 @@ TEST_CASE("ranks on a GPU: memory of the host is refused, and ranks stay in step
 }
 
 TEST_CASE("ranks on a GPU: mismatches, deadlocks and exceptions end all ranks") {
-  const auto buffers = [](cuda& device) { return make_buffer<float>(device, 64); };
-  CHECK(has(text_of(3,
-                    [&](rank_comm& c, cuda& device) {
-                      auto x = buffers(device);
-                      c.all_reduce(x.data(), x.data(), c.rank() == 1 ? 3 : 4, dtype::f32, reduce_op::sum);
-                    }),
-            "mismatched collective #0 on 'world'"));
-  CHECK(has(text_of(2,
-                    [&](rank_comm& c, cuda& device) {
-                      auto x = buffers(device);
-                      if (c.rank() == 0) c.send(x.data(), 4, dtype::f32, 1);
-                    }),
-            "deadlock: no rank can continue"));
-  CHECK(has(text_of(3,
-                    [&](rank_comm& c, cuda& device) {
-                      auto x = buffers(device);
-                      request r = c.start_all_reduce(x.data(), x.data(), 4, dtype::f32, reduce_op::sum);
-                      if (c.rank() == 2) throw std::runtime_error("the data ran out");
-                      r.wait();
-                      c.barrier();
-                    }),
-            "rank 2: the data ran out"));
-  CHECK(has(text_of(3,
-                    [&](rank_comm& c, cuda& device) {
-                      auto x = buffers(device);
-                      if (c.rank() == 0) c.abort("enough");
-                      c.broadcast(x.data(), 4, dtype::f32, 1);
-                      c.barrier();
-                    }),
-            "rank 0 called abort: enough"));
+  std::string text =
+      text_of(3, [](rank_comm& c, void* x) { c.all_reduce(x, x, c.rank() == 1 ? 3 : 4, dtype::f32, reduce_op::sum); });
+  CHECK(has(text, "mismatched collective #0 on 'world'"));
+  text = text_of(2, [](rank_comm& c, void* x) {
+    if (c.rank() == 0) c.send(x, 4, dtype::f32, 1);
+  });
+  CHECK(has(text, "deadlock: no rank can continue"));
+  text = text_of(3, [](rank_comm& c, void* x) {
+    request r = c.start_all_reduce(x, x, 4, dtype::f32, reduce_op::sum);
+    if (c.rank() == 2) throw std::runtime_error("the data ran out");
+    r.wait();
+    c.barrier();
+  });
+  CHECK(has(text, "rank 2: the data ran out"));
+  text = text_of(3, [](rank_comm& c, void* x) {
+    if (c.rank() == 0) c.abort("enough");
+    c.broadcast(x, 4, dtype::f32, 1);
+    c.barrier();
+  });
+  CHECK(has(text, "rank 0 called abort: enough"));
 }
 
 TEST_CASE("a rank on a device and a rank without one cannot communicate") {
-  std::string text;
-  try {
+  const std::string text = test::text_thrown_by([] {
     threads::run(2, [](rank_comm& host) {
       cuda device(small);
       rank_comm mixed = host.rank() == 0 ? on(host, device) : host.split(0, host.rank(), "world");
       mixed.barrier();
     });
-  } catch (const error& e) {
-    text = e.what();
-  }
+  });
   CHECK(has(text, "mismatched collective #0 on 'world'"));
 }

@@ -36,6 +36,11 @@ constexpr std::size_t n = 5000;
 void fill(cuda& device, void* to, float value) {
   kernels::fill(device, static_cast<float*>(to), static_cast<std::int64_t>(n), value);
 }
+buffer<cuda> filled(cuda& device, float value) {
+  auto x = make_buffer<float>(device, n);
+  fill(device, x.data(), value);
+  return x;
+}
 bool holds(cuda& device, const void* from, float value) {
   std::vector<float> numbers(n);
   device.download(numbers.data(), from, n * sizeof(float), device.main_stream());
@@ -117,9 +122,7 @@ TEST_CASE("nccl: buffers in flight that are released to the driver") {
           rank_comm apart = comm.split(0, comm.rank());
           for (int turn = 0; turn < 3; ++turn) {
             {
-              auto x = make_buffer<float>(device, n), y = make_buffer<float>(device, n);
-              fill(device, x.data(), 1);
-              fill(device, y.data(), 1);
+              auto x = filled(device, 1), y = filled(device, 1);
               const request one = start(comm, x.data()), other = start(apart, y.data());
             }
             turn == 0 ? device.release_cache() : turn == 1 ? device.release_unused() : static_cast<void>(0);
@@ -141,9 +144,7 @@ TEST_CASE("nccl: an exception between the start of an operation and its wait") {
   SUBCASE("all ranks have started it") {
     CHECK(has(leaves(careful,
                      [&](rank_comm& comm, rank_comm& apart, cuda& device) {
-                       auto x = make_buffer<float>(device, n), y = make_buffer<float>(device, n);
-                       fill(device, x.data(), 1);
-                       fill(device, y.data(), 1);
+                       auto x = filled(device, 1), y = filled(device, 1);
                        request one = start(comm, x.data()), other = start(apart, y.data());
                        thrown(comm.rank() == 1);
                        one.wait();
@@ -155,8 +156,7 @@ TEST_CASE("nccl: an exception between the start of an operation and its wait") {
   SUBCASE("the other rank never starts it") {
     CHECK(has(leaves(careful,
                      [&](rank_comm& comm, rank_comm& apart, cuda& device) {
-                       auto x = make_buffer<float>(device, n);
-                       fill(device, x.data(), 1);
+                       auto x = filled(device, 1);
                        thrown(comm.rank() == 0);
                        const request one = start(apart, x.data());
                        comm.barrier();
@@ -192,8 +192,7 @@ TEST_CASE("nccl: an exception between the start of an operation and its wait") {
   SUBCASE("in a group that is not ended") {
     CHECK(has(leaves(careful,
                      [&](rank_comm& comm, rank_comm& apart, cuda& device) {
-                       auto x = make_buffer<float>(device, n);
-                       fill(device, x.data(), 1);
+                       auto x = filled(device, 1);
                        apart.begin_group();
                        const request one = apart.start_send(x.data(), n, dtype::f32, 1 - comm.rank());
                        thrown(comm.rank() == 0);
@@ -207,8 +206,7 @@ TEST_CASE("nccl: an exception between the start of an operation and its wait") {
   SUBCASE("while it is recorded") {
     CHECK(has(leaves(careful,
                      [&](rank_comm& comm, rank_comm& apart, cuda& device) {
-                       auto x = make_buffer<float>(device, n);
-                       fill(device, x.data(), 1);
+                       auto x = filled(device, 1);
                        const auto work = [&](bool fails) {
                          auto y = make_buffer<float>(device, n);
                          device.copy(y.data(), x.data(), n * sizeof(float), device.main_stream());
@@ -253,9 +251,7 @@ TEST_CASE("nccl: after an exception is caught the communicator still works") {
 
 TEST_CASE("nccl: a group that cannot be started sends nothing") {
   CHECK(end_of(careful, [](rank_comm& comm, cuda& device) {
-          auto x = make_buffer<float>(device, n), y = make_buffer<float>(device, n);
-          fill(device, x.data(), 1);
-          fill(device, y.data(), 0);
+          auto x = filled(device, 1), y = filled(device, 0);
           std::vector<float> host(n);
           const int other = 1 - comm.rank();
           comm_group refused(comm);
@@ -273,8 +269,7 @@ TEST_CASE("nccl: a group that cannot be started sends nothing") {
 
 TEST_CASE("nccl: a request stays the one of its operation, after any number of later operations") {
   CHECK(end_of(careful, [](rank_comm& comm, cuda& device) {
-          auto x = make_buffer<float>(device, n);
-          fill(device, x.data(), 1);
+          auto x = filled(device, 1);
           request first = start(comm, x.data());
           device.synchronize();
           std::vector<request> later;  // enough that finished operations are dropped and their places reused
