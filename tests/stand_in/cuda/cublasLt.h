@@ -290,28 +290,21 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   };
   const double x = read(alpha), y = read(beta);
   if (y != 0 && !c) return CUBLAS_STATUS_INVALID_VALUE;
-  const auto error = stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
-    if (!s || s->device != stand_in::current_device) return cudaErrorInvalidResourceHandle;
-    for (const void* p : {a, b, c, static_cast<const void*>(d), static_cast<const void*>(g.vector),
-                          static_cast<const void*>(workspace)}) {
-      stand_in::check_argument(r, p, "cublasLtMatmul");
+  const std::size_t which = algorithm ? algorithm->data[1] : 0;
+  const auto run = [=] {
+    ++stand_in::products_done[which];
+    if (const int delay = stand_in::product_delay[which]; delay > 0) usleep(static_cast<useconds_t>(delay));
+    if (needed) {  // shows a workspace that is too small or shared between streams
+      std::memset(workspace, 0xff, 256);
+      std::memset(static_cast<char*>(workspace) + workspace_bytes - 256, 0xff, 256);
     }
-    const std::size_t which = algorithm ? algorithm->data[1] : 0;
-    const auto run = [=] {
-      ++stand_in::products_done[which];
-      if (const int delay = stand_in::product_delay[which]; delay > 0) usleep(static_cast<useconds_t>(delay));
-      if (needed) {  // shows a workspace that is too small or shared between streams
-        std::memset(workspace, 0xff, 256);
-        std::memset(static_cast<char*>(workspace) + workspace_bytes - 256, 0xff, 256);
-      }
-      if (g.wide) {
-        stand_in::multiply<double>(g, x, a, b, y, c, d);
-      } else {
-        stand_in::multiply<float>(g, static_cast<float>(x), a, b, static_cast<float>(y), c, d);
-      }
-    };
-    return r.enqueue(s, run, {stand_in::work::product, g.flops()});
-  });
+    if (g.wide) {
+      stand_in::multiply<double>(g, x, a, b, y, c, d);
+    } else {
+      stand_in::multiply<float>(g, static_cast<float>(x), a, b, static_cast<float>(y), c, d);
+    }
+  };
+  const auto error = stand_in::enqueue_for("cublasLtMatmul", stream, {a, b, c, d, g.vector, workspace}, run,
+                                           {stand_in::work::product, g.flops()});
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -155,22 +155,16 @@ inline cublasStatus_t cublasGemmGroupedBatchedEx_64(
     flops += one.product.flops() * static_cast<double>(group_size[i]);
     all.insert(all.end(), static_cast<std::size_t>(group_size[i]), one);
   }
-  const auto error = stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(handle->stream);
-    if (!s || s->device != stand_in::current_device) return cudaErrorInvalidResourceHandle;
-    for (const void* p : {static_cast<const void*>(a), static_cast<const void*>(b), static_cast<const void*>(c)}) {
-      if (!stand_in::arena::instance().contains(p))
-        stand_in::die("cublasGemmGroupedBatchedEx takes addresses from device memory, and these are the host's");
-      stand_in::check_argument(r, p, "cublasGemmGroupedBatchedEx");
-    }
-    stand_in::check_argument(r, static_cast<const void*>(handle->workspace), "cublasGemmGroupedBatchedEx");
-    const auto run = [=, workspace = handle->workspace, workspace_bytes = handle->workspace_bytes] {
-      ++stand_in::grouped_products;
-      if (workspace) std::memset(workspace, 0xff, workspace_bytes);
-      for (std::size_t i = 0; i < all.size(); ++i) stand_in::multiply_grouped(all[i], a[i], b[i], c[i]);
-    };
-    return r.enqueue(s, run, {stand_in::work::product, flops});
-  });
+  for (const void* p : {static_cast<const void*>(a), static_cast<const void*>(b), static_cast<const void*>(c)})
+    if (!stand_in::arena::instance().contains(p))
+      stand_in::die("cublasGemmGroupedBatchedEx takes addresses from device memory, and these are the host's");
+  const auto run = [=, workspace = handle->workspace, workspace_bytes = handle->workspace_bytes] {
+    ++stand_in::grouped_products;
+    if (workspace) std::memset(workspace, 0xff, workspace_bytes);
+    for (std::size_t i = 0; i < all.size(); ++i) stand_in::multiply_grouped(all[i], a[i], b[i], c[i]);
+  };
+  const auto error = stand_in::enqueue_for("cublasGemmGroupedBatchedEx", handle->stream, {a, b, c, handle->workspace},
+                                           run, {stand_in::work::product, flops});
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
@@ -192,23 +186,19 @@ inline cublasStatus_t cublasGemmStridedBatchedEx_64(cublasHandle_t handle, cubla
       !stand_in::describe(one, trans_a, trans_b, m, n, k, a_type, c_type, lda, ldb, ldc, alpha, beta, 0, compute))
     return CUBLAS_STATUS_INVALID_VALUE;
   if (stand_in::failing_product > 0 && --stand_in::failing_product == 0) return CUBLAS_STATUS_EXECUTION_FAILED;
-  const auto error = stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(handle->stream);
-    if (!s || s->device != stand_in::current_device) return cudaErrorInvalidResourceHandle;
-    for (const void* p : {a, b, static_cast<const void*>(c), static_cast<const void*>(handle->workspace)})
-      stand_in::check_argument(r, p, "cublasGemmStridedBatchedEx");
-    const auto run = [=, workspace = handle->workspace, workspace_bytes = handle->workspace_bytes] {
-      ++stand_in::strided_products;
-      if (workspace) std::memset(workspace, 0xff, workspace_bytes);
-      const auto at = [](auto* first, cudaDataType_t type, std::int64_t elements) {
-        return first + elements * static_cast<std::int64_t>(stand_in::bytes_of(type));
-      };
-      for (std::int64_t i = 0; i < count; ++i)
-        stand_in::multiply_grouped(one, at(static_cast<const std::byte*>(a), a_type, i * stride_a),
-                                   at(static_cast<const std::byte*>(b), b_type, i * stride_b),
-                                   at(static_cast<std::byte*>(c), c_type, i * stride_c));
+  const auto run = [=, workspace = handle->workspace, workspace_bytes = handle->workspace_bytes] {
+    ++stand_in::strided_products;
+    if (workspace) std::memset(workspace, 0xff, workspace_bytes);
+    const auto at = [](auto* first, cudaDataType_t type, std::int64_t elements) {
+      return first + elements * static_cast<std::int64_t>(stand_in::bytes_of(type));
     };
-    return r.enqueue(s, run, {stand_in::work::product, one.product.flops() * static_cast<double>(count)});
-  });
+    for (std::int64_t i = 0; i < count; ++i)
+      stand_in::multiply_grouped(one, at(static_cast<const std::byte*>(a), a_type, i * stride_a),
+                                 at(static_cast<const std::byte*>(b), b_type, i * stride_b),
+                                 at(static_cast<std::byte*>(c), c_type, i * stride_c));
+  };
+  const auto error =
+      stand_in::enqueue_for("cublasGemmStridedBatchedEx", handle->stream, {a, b, c, handle->workspace}, run,
+                            {stand_in::work::product, one.product.flops() * static_cast<double>(count)});
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -153,22 +153,20 @@ class Graph {
       at.push_back(found->second);
     }
     const stand_in::attention what = described();
-    const cudaError_t status = stand_in::call([&](stand_in::runtime& r) {
-      const auto s = r.find(handle->stream);
-      if (!s || s->device != stand_in::current_device || s->device != handle->device)
-        return cudaErrorInvalidResourceHandle;
-      for (const void* p : at) stand_in::check_argument(r, p, "cuDNN's attention");
-      stand_in::check_argument(r, static_cast<const void*>(workspace), "cuDNN's attention");
-      return r.enqueue(s, [=, this_pass = backward_, fixed = fixed_, bytes = workspace_bytes()] {
-        std::memset(workspace, 0xff, static_cast<std::size_t>(bytes));
-        if (this_pass) {
-          ++(fixed ? stand_in::cudnn_fixed_gradients : stand_in::cudnn_other_gradients);
-          what.backward(at, fixed);
-        } else {
-          what.forward(at);
-        }
-      });
-    });
+    std::vector<const void*> memory(at.begin(), at.end());
+    memory.push_back(workspace);
+    const auto run = [=, this_pass = backward_, fixed = fixed_, bytes = workspace_bytes()] {
+      std::memset(workspace, 0xff, static_cast<std::size_t>(bytes));
+      if (this_pass) {
+        ++(fixed ? stand_in::cudnn_fixed_gradients : stand_in::cudnn_other_gradients);
+        what.backward(at, fixed);
+      } else {
+        what.forward(at);
+      }
+    };
+    if (handle->device != stand_in::current_device)
+      return error_object(cudaGetErrorString(cudaErrorInvalidResourceHandle));
+    const cudaError_t status = stand_in::enqueue_for("cuDNN's attention", handle->stream, memory, run);
     return status == cudaSuccess ? error_object() : error_object(cudaGetErrorString(status));
   }
 

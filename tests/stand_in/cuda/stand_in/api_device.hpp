@@ -9,6 +9,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "stream.hpp"
 
@@ -134,13 +135,22 @@ void check_argument(runtime& r, const T& value, std::string_view kernel) {
   }
 }
 
+/// For libraries: queues an operation on a stream of the current device, which uses the memory at these addresses.
+inline cudaError_t enqueue_for(std::string_view library, cudaStream_t stream, const std::vector<const void*>& memory,
+                               std::function<void()> run, const task& what = {}) {
+  return call_on(stream, [&](runtime& r, const stream_ptr& s) {
+    if (s->device != current_device) return cudaErrorInvalidResourceHandle;
+    for (const void* p : memory) check_argument(r, p, library);
+    return r.enqueue(s, std::move(run), what);
+  });
+}
+
 template <class... Parameters>
 cudaError_t launch(const cudaLaunchConfig_t& config, void (*kernel)(Parameters...),
                    const std::tuple<std::remove_cv_t<Parameters>...>& arguments) {
   constexpr std::string_view name = __PRETTY_FUNCTION__;
-  return call([&](runtime& r) {
-    const auto s = r.find(config.stream);
-    if (!s || s->device != current_device) return cudaErrorInvalidResourceHandle;
+  return call_on(config.stream, [&](runtime& r, const stream_ptr& s) {
+    if (s->device != current_device) return cudaErrorInvalidResourceHandle;
     if (const auto error = check_launch(r, config, reinterpret_cast<const void*>(kernel))) return error;
     if (r.loaded.insert(reinterpret_cast<const void*>(kernel)).second && s->captured_by) {
       s->captured_by->invalid = true;  // the launch would load the kernel now, which may wait for the device

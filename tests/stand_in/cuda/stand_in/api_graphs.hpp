@@ -10,9 +10,7 @@
 #include "stream.hpp"
 
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
+  return stand_in::call_on(stream, [&](stand_in::runtime& r, const stand_in::stream_ptr& s) {
     if (s == r.legacy(s->device)) return cudaErrorStreamCaptureUnsupported;
     if (s->captured_by) return cudaErrorIllegalState;
     auto c = std::make_shared<stand_in::capture>();
@@ -60,9 +58,7 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph)
 }
 
 inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
+  return stand_in::call_on(stream, [&](stand_in::runtime&, const stand_in::stream_ptr& s) {
     *status = !s->captured_by           ? cudaStreamCaptureStatusNone
               : s->captured_by->invalid ? cudaStreamCaptureStatusInvalidated
                                         : cudaStreamCaptureStatusActive;
@@ -79,10 +75,8 @@ namespace stand_in {
 
 /// For libraries: if the stream is being captured, adds `issue` as a node of the graph and sets *recorded to true.
 inline cudaError_t record_if_capturing(cudaStream_t stream, std::function<bool(cudaStream_t)> issue, bool* recorded) {
-  return call([&](runtime& r) {
-    const auto s = r.find(stream);
-    *recorded = false;
-    if (!s) return cudaErrorInvalidResourceHandle;
+  *recorded = false;
+  return call_on(stream, [&](runtime& r, const stream_ptr& s) {
     if (!s->captured_by) return cudaSuccess;
     *recorded = true;
     return r.record(s, {nullptr, std::move(issue), {}, s.get(), {}, {}});
@@ -107,10 +101,8 @@ inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   std::vector<stand_in::graph_node> nodes;
   stand_in::replay_times times(0);
-  const cudaError_t found = stand_in::call([&](stand_in::runtime& r) {
+  const cudaError_t found = stand_in::call_on(stream, [&](stand_in::runtime& r, const stand_in::stream_ptr& s) {
     const auto e = r.executables.find(executable);
-    const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
     if (e == r.executables.end()) return cudaErrorInvalidValue;
     nodes = e->second->operations;
     times = stand_in::replay_times(std::max(s->at, r.clock.host()));
@@ -122,9 +114,7 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stre
       times.pass(node.stream, node.moment);
       continue;
     }
-    const cudaError_t status = stand_in::call([&](stand_in::runtime& r) {
-      const auto s = r.find(stream);
-      if (!s) return cudaErrorInvalidResourceHandle;
+    const cudaError_t status = stand_in::call_on(stream, [&](stand_in::runtime& r, const stand_in::stream_ptr& s) {
       s->at = times.of(node.stream);
       if (node.issue) return s->captured_by ? cudaErrorNotSupported : cudaSuccess;
       r.will_use_again(node.memory);

@@ -129,9 +129,7 @@ inline cudaError_t cudaMallocAsync(void** p, std::size_t bytes, cudaStream_t str
   return cudaMallocFromPoolAsync(p, bytes, pool, stream);
 }
 inline cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
+  return stand_in::call_on(stream, [&](stand_in::runtime& r, const stand_in::stream_ptr& s) {
     if (!p) return cudaSuccess;
     auto* a = stand_in::arena::instance().find(p);
     if (!a || a->freeing) return cudaErrorInvalidValue;
@@ -333,9 +331,7 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cud
 
 inline cudaError_t cudaMemset2DAsync(void* to, std::size_t pitch, int value, std::size_t width, std::size_t height,
                                      cudaStream_t stream = nullptr) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
+  return stand_in::call_on(stream, [&](stand_in::runtime& r, const stand_in::stream_ptr& s) {
     if (width == 0 || height == 0) return cudaSuccess;
     if (!stand_in::arena::instance().contains(to) && !r.is_pinned(to)) return cudaErrorInvalidValue;
     r.will_use(to, "a fill");

@@ -31,10 +31,8 @@ inline cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 
 /// Returns at once, as in CUDA: queued operations run later.
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  return stand_in::call([&](stand_in::runtime& r) {
+  return stand_in::call_on(stream, [&](stand_in::runtime& r, const stand_in::stream_ptr& s) {
     if (!stream) return cudaErrorInvalidResourceHandle;
-    const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
     if (s->captured_by) s->captured_by->invalid = true;
     s->destroyed = true;
     if (s->executed == s->enqueued) r.streams.erase(stream);
@@ -43,9 +41,7 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
+  return stand_in::call_on(stream, [&](stand_in::runtime& r, const stand_in::stream_ptr& s) {
     if (const auto error = r.refuse_while_capturing(s.get())) return error;
     r.await(s);
     return cudaSuccess;
@@ -81,9 +77,7 @@ cudaError_t poll(int& polls, bool done, Finish finish) {
 }  // namespace stand_in
 
 inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
+  return stand_in::call_on(stream, [&](stand_in::runtime& r, const stand_in::stream_ptr& s) {
     if (const auto error = r.refuse_while_capturing(s.get())) return error;
     if (r.clock.on()) return r.clock.passed(s->at) ? r.finish(s), cudaSuccess : cudaErrorNotReady;
     return stand_in::poll(s->polls, s->executed == s->enqueued, [&] { return r.finish(s); });
@@ -91,18 +85,14 @@ inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 
 inline cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
+  return stand_in::call_on(stream, [&](stand_in::runtime&, const stand_in::stream_ptr& s) {
     *priority = s->priority;
     return cudaSuccess;
   });
 }
 
 inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
-    if (!s) return cudaErrorInvalidResourceHandle;
+  return stand_in::call_on(stream, [&](stand_in::runtime& r, const stand_in::stream_ptr& s) {
     return r.enqueue(s, [function, data] {
       stand_in::arena::instance().close();  // host functions must not touch device memory
       function(data);
@@ -132,10 +122,9 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
+  return stand_in::call_on(stream, [&](stand_in::runtime& r, const stand_in::stream_ptr& s) {
     CUevent_st* e = r.find(event);
-    if (!s || !e || (e->device != s->device && !stand_in::is_library)) return cudaErrorInvalidResourceHandle;
+    if (!e || (e->device != s->device && !stand_in::is_library)) return cudaErrorInvalidResourceHandle;
     e->polls = 0;
     if (s->captured_by) {
       if (s->captured_by->invalid) return cudaErrorStreamCaptureInvalidated;
@@ -156,10 +145,9 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
 }
 
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
-  return stand_in::call([&](stand_in::runtime& r) {
-    const auto s = r.find(stream);
+  return stand_in::call_on(stream, [&](stand_in::runtime& r, const stand_in::stream_ptr& s) {
     const CUevent_st* e = r.find(event);
-    if (!s || !e) return cudaErrorInvalidResourceHandle;
+    if (!e) return cudaErrorInvalidResourceHandle;
     if (e->captured_by) {
       if (e->captured_by->ended || e->captured_by->invalid) return cudaErrorCapturedEvent;
       if (s->captured_by && s->captured_by != e->captured_by) {

@@ -367,6 +367,15 @@ cudaError_t call(Body body) {
   return fail(error);
 }
 
+/// The same for a function on a stream, which the body gets; refuses a handle that is no stream's.
+template <class Body>
+cudaError_t call_on(cudaStream_t stream, Body body) {
+  return call([&](runtime& r) {
+    const stream_ptr s = r.find(stream);
+    return s ? body(r, s) : cudaErrorInvalidResourceHandle;
+  });
+}
+
 /// For libraries and tests: the clock's time at the end of a stream's queued operations.
 inline double time_of(cudaStream_t stream) {
   runtime& r = runtime::instance();

@@ -41,35 +41,27 @@ struct DeviceRadixSort {
     Value *const values_from = values.Current(), *const values_to = values.d_buffers[values.selector ^ flips];
     Key* const other = to == from ? keys.Alternate() : from;
     Value* const values_other = values_to == values_from ? values.Alternate() : values_from;
-    const cudaError_t status = stand_in::call([&](stand_in::runtime& r) {
-      const auto s = r.find(stream);
-      if (!s || s->device != stand_in::current_device) return cudaErrorInvalidResourceHandle;
-      for (const void* p :
-           {static_cast<const void*>(to), static_cast<const void*>(other), static_cast<const void*>(values_to),
-            static_cast<const void*>(values_other), static_cast<const void*>(scratch)}) {
-        stand_in::check_argument(r, p, "cub::DeviceRadixSort");
+    const std::vector<const void*> memory{to, other, values_to, values_other, scratch};
+    const cudaError_t status = stand_in::enqueue_for("cub::DeviceRadixSort", stream, memory, [=] {
+      std::memset(scratch, 0xff, needed);  // shows a size that is too small, or scratch memory shared between streams
+      const auto n = static_cast<std::size_t>(count);
+      const auto digits = [&](Key key) {
+        const int width = end_bit - begin_bit;
+        const Key shifted = begin_bit == static_cast<int>(8 * sizeof(Key)) ? Key{0} : key >> begin_bit;
+        return width == static_cast<int>(8 * sizeof(Key)) ? shifted : shifted & ((Key{1} << width) - 1);
+      };
+      const std::vector<Key> k(from, from + n);
+      const std::vector<Value> v(values_from, values_from + n);
+      std::vector<std::size_t> order(n);
+      std::iota(order.begin(), order.end(), std::size_t{0});
+      std::stable_sort(order.begin(), order.end(),
+                       [&](std::size_t a, std::size_t b) { return digits(k[a]) < digits(k[b]); });
+      for (std::size_t i = 0; i < n; ++i) {
+        to[i] = k[order[i]];
+        values_to[i] = v[order[i]];
       }
-      return r.enqueue(s, [=] {
-        std::memset(scratch, 0xff, needed);  // shows a size that is too small, or scratch memory shared between streams
-        const auto n = static_cast<std::size_t>(count);
-        const auto digits = [&](Key key) {
-          const int width = end_bit - begin_bit;
-          const Key shifted = begin_bit == static_cast<int>(8 * sizeof(Key)) ? Key{0} : key >> begin_bit;
-          return width == static_cast<int>(8 * sizeof(Key)) ? shifted : shifted & ((Key{1} << width) - 1);
-        };
-        const std::vector<Key> k(from, from + n);
-        const std::vector<Value> v(values_from, values_from + n);
-        std::vector<std::size_t> order(n);
-        std::iota(order.begin(), order.end(), std::size_t{0});
-        std::stable_sort(order.begin(), order.end(),
-                         [&](std::size_t a, std::size_t b) { return digits(k[a]) < digits(k[b]); });
-        for (std::size_t i = 0; i < n; ++i) {
-          to[i] = k[order[i]];
-          values_to[i] = v[order[i]];
-        }
-        std::memset(other, 0xff, n * sizeof(Key));
-        std::memset(values_other, 0xff, n * sizeof(Value));
-      });
+      std::memset(other, 0xff, n * sizeof(Key));
+      std::memset(values_other, 0xff, n * sizeof(Value));
     });
     if (status != cudaSuccess) return status;
     keys.selector ^= flips;

@@ -20,18 +20,11 @@ struct DeviceReduce {
       return cudaSuccess;
     }
     if (scratch_bytes < needed) return stand_in::fail(cudaErrorInvalidValue);
-    return stand_in::call([&](stand_in::runtime& r) {
-      const auto s = r.find(stream);
-      if (!s || s->device != stand_in::current_device) return cudaErrorInvalidResourceHandle;
-      for (const void* p :
-           {static_cast<const void*>(in), static_cast<const void*>(out), static_cast<const void*>(scratch)})
-        stand_in::check_argument(r, p, "cub::DeviceReduce");
-      return r.enqueue(s, [=] {
-        std::memset(scratch, 0xff, needed);
-        T total = initial;
-        for (Count i = 0; i < count; ++i) total = reduce(total, map(in[i]));
-        *out = total;
-      });
+    return stand_in::enqueue_for("cub::DeviceReduce", stream, {in, out, scratch}, [=] {
+      std::memset(scratch, 0xff, needed);
+      T total = initial;
+      for (Count i = 0; i < count; ++i) total = reduce(total, map(in[i]));
+      *out = total;
     });
   }
   template <class In, class Out, class Count>
