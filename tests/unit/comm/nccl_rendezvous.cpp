@@ -2,6 +2,7 @@
 // Addresses and ranks from the environment, and the exchange of rank 0's bytes over TCP on this machine.
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -17,7 +18,6 @@
 #include <vector>
 
 #include "plait/comm/launch/rendezvous.hpp"
-#include "support/rendezvous_ranks.hpp"
 #include "support/temp_folder.hpp"
 #include "support/texts.hpp"
 
@@ -25,11 +25,44 @@ using namespace plait;
 
 namespace {
 
-using plait::test::free_port;
 using plait::test::has;
-using plait::test::outcomes;
-using plait::test::places;
 using plait::test::text_thrown_by;
+
+int port_of(const nccl::detail::tcp_socket& s) {
+  sockaddr_in6 address{};
+  socklen_t length = sizeof address;
+  REQUIRE(::getsockname(s.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
+  return ntohs(address.sin6_port);  // both address families have the port at this offset
+}
+/// A port that was free a moment ago.
+int free_port() { return port_of(nccl::detail::listener(0)); }
+
+/// The payload of rank 0.
+const std::string id("id\0of rank 0", 12);
+
+/// The payload that each rank received, or the text of its error after "error: ".
+std::vector<std::string> outcomes(std::vector<nccl::launch_place> ranks, double deadline, int late_ms = 0) {
+  std::vector<std::string> out(ranks.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        if (ranks[i].rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(late_ms));
+        out[i] = nccl::share(ranks[i], ranks[i].rank == 0 ? id : "", deadline);
+      } catch (const error& e) {
+        out[i] = std::string("error: ") + e.what();
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  return out;
+}
+
+std::vector<nccl::launch_place> places(int size, int port) {
+  std::vector<nccl::launch_place> out;
+  for (int r = 0; r < size; ++r) out.push_back({r, size, r, "127.0.0.1", port});
+  return out;
+}
 
 using variables = std::map<std::string, std::string>;
 
@@ -117,9 +150,7 @@ TEST_CASE("errors name every missing or malformed variable") {
 TEST_CASE("the bytes of rank 0 reach every rank, in any order of arrival") {
   for (const int size : {1, 2, 5, 16}) {
     for (const int late : {0, 200}) {
-      for (const std::string& got : outcomes(places(size, free_port()), 20, late)) {
-        CHECK(got == std::string("id\0of rank 0", 12));
-      }
+      for (const std::string& got : outcomes(places(size, free_port()), 20, late)) CHECK(got == id);
     }
   }
 }
@@ -156,18 +187,15 @@ TEST_CASE("rank 0 never arrives") {
 TEST_CASE("ranks with contradictory settings end all ranks") {
   auto ranks = places(3, free_port());
   ranks[2].rank = 1;
-  bool contradiction_found = false;
+  std::string all;
   for (const std::string& got : outcomes(ranks, 1)) {
     CHECK(got.find("error: ") == 0);
-    contradiction_found =
-        contradiction_found || got.find("two processes say that they are rank 1 of 3") != std::string::npos;
+    all += got;
   }
-  CHECK(contradiction_found);
+  CHECK(has(all, "two processes say that they are rank 1 of 3"));
   ranks = places(2, free_port());
   ranks[1].size = 4;
-  const auto got = outcomes(ranks, 1);
-  CHECK(has(got[0], "rank 1 has 4 ranks, but rank 0 has 2"));
-  CHECK(has(got[1], "rank 1 has 4 ranks, but rank 0 has 2"));
+  for (const std::string& got : outcomes(ranks, 1)) CHECK(has(got, "rank 1 has 4 ranks, but rank 0 has 2"));
 }
 
 TEST_CASE("the job's token comes from the launcher and its user") {
@@ -222,10 +250,7 @@ TEST_CASE("rank 0 listens on the given address") {
 
 TEST_CASE("processes with a group of torch.distributed rendezvous next to its store") {
   const auto store = nccl::detail::listener(0);  // occupies MASTER_PORT, and reads what arrives
-  sockaddr_in6 address{};
-  socklen_t length = sizeof address;
-  REQUIRE(::getsockname(store.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
-  const std::string held = std::to_string(ntohs(address.sin6_port)), port = std::to_string(free_port());
+  const std::string held = std::to_string(port_of(store)), port = std::to_string(free_port());
   const auto started = [&](const char* plait_port) {
     std::vector<nccl::launch_place> ranks;
     for (const char* const rank : {"0", "1"}) {
@@ -242,15 +267,13 @@ TEST_CASE("processes with a group of torch.distributed rendezvous next to its st
   const auto refused = started(nullptr);
   CHECK(has(refused[0], "rank 0 cannot listen on port " + held));
   for (const std::string& text : refused) CHECK(has(text, "choose a free port by PLAIT_PORT, the same for all ranks"));
-  for (const std::string& got : started(port.c_str())) CHECK(got == std::string("id\0of rank 0", 12));
+  for (const std::string& got : started(port.c_str())) CHECK(got == id);
 }
 
 // Strangers on the port of the rendezvous: the bytes that they send, their number, and the time that they stay.
 namespace {
 
 using nccl::detail::tcp_socket;
-
-const std::string id("id\0of rank 0", 12);
 
 tcp_socket connection(const nccl::launch_place& to) {
   std::string problem;
@@ -323,8 +346,7 @@ class few_descriptors {
 }  // namespace
 
 TEST_CASE("strangers of every kind do not disturb ranks that connect") {
-  const int port = free_port();
-  auto ranks = places(3, port);
+  auto ranks = places(3, free_port());
   for (auto& r : ranks) r.token = "job:secret";
   nccl::launch_place guess = ranks[1];
   std::vector<std::string> greetings{"", "GET / HTTP/1.1\r\n\r\n", "plaitid1" + std::string(8, '\0'),
@@ -337,13 +359,13 @@ TEST_CASE("strangers of every kind do not disturb ranks that connect") {
       greetings.push_back(nccl::detail::hello_of(guess));
     }
   }
-  std::vector<std::string> zero, rest;
+  std::vector<std::string> zero;
   std::thread first([&] { zero = outcomes({ranks[0]}, 20); });
-  std::vector<nccl::detail::tcp_socket> open;
+  std::vector<tcp_socket> open;
   std::string problem;
   const double until = comm_clock() + 5;
   for (const std::string& text : greetings) {
-    nccl::detail::tcp_socket s;
+    tcp_socket s;
     while (!(s = nccl::detail::connected(ranks[1].address, ranks[1].port, until, problem)) && comm_clock() < until)
       std::this_thread::yield();
     REQUIRE(s);
@@ -352,41 +374,27 @@ TEST_CASE("strangers of every kind do not disturb ranks that connect") {
   }
   for (int i = 0; i < 400; ++i)
     open.push_back(nccl::detail::connected(ranks[1].address, ranks[1].port, until, problem));  // and send nothing
-  const double cpu = static_cast<double>(std::clock());
+  const double begun = cpu_seconds();
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  CHECK((static_cast<double>(std::clock()) - cpu) / CLOCKS_PER_SEC < 0.3);  // rank 0 waits without spinning
-  rest = outcomes({ranks[1], ranks[2]}, 20);
+  CHECK(cpu_seconds() - begun < 0.3);  // rank 0 waits without spinning
+  const auto rest = outcomes({ranks[1], ranks[2]}, 20);
   first.join();
-  for (const std::string& got : {zero[0], rest[0], rest[1]}) CHECK(got == std::string("id\0of rank 0", 12));
+  for (const std::string& got : {zero[0], rest[0], rest[1]}) CHECK(got == id);
 }
 
-TEST_CASE("strangers on the port are refused, and an occupied port is an error") {
-  const int port = free_port();
-  std::thread stranger([&] {
-    nccl::launch_place p{1, 2, 1, "127.0.0.1", port};
-    std::string problem;
-    for (int i = 0; i < 100; ++i) {
-      const auto s = nccl::detail::connected(p.address, p.port, comm_clock() + 1, problem);
-      if (s) {
-        s.send_all("GET / HTTP/1.1\r\n\r\n", comm_clock() + 1);
-        char c = 0;
-        CHECK_FALSE(s.receive_all(&c, 1, comm_clock() + 2));
-        return;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-  });
-  auto ranks = places(2, port);
-  std::vector<std::string> zero;
-  std::thread first([&] { zero = outcomes({ranks[0]}, 20); });
-  stranger.join();
-  CHECK(outcomes({ranks[1]}, 20)[0] == std::string("id\0of rank 0", 12));
-  first.join();
-  CHECK(zero[0] == std::string("id\0of rank 0", 12));
+TEST_CASE("a stranger gets no answer, and an occupied port is an error") {
+  two_ranks two({});
+  two.hold();
+  const tcp_socket stranger = connection(two.ranks[1]);
+  REQUIRE(stranger.send_all("GET / HTTP/1.1\r\n\r\n", comm_clock() + 1));
+  char c = 0;
+  CHECK_FALSE(stranger.receive_all(&c, 1, comm_clock() + 2));
+  CHECK(two.end() == id);
 
-  const auto taken = nccl::detail::listener(port);
-  CHECK(has(outcomes({ranks[0]}, 1)[0],
-            "rank 0 cannot listen on port " + std::to_string(port) + " of 127.0.0.1: Address already"));
+  const tcp_socket taken = nccl::detail::listener(0);
+  const nccl::launch_place first = places(2, port_of(taken))[0];
+  CHECK(has(outcomes({first}, 1)[0],
+            "rank 0 cannot listen on port " + std::to_string(first.port) + " of 127.0.0.1: Address already"));
 }
 
 TEST_CASE("rank 0 keeps a limited number of silent strangers, and closes the oldest") {
