@@ -359,27 +359,11 @@ class verbs {
   /// the call returns; only the data must stay valid.
   void all_to_all_v(const void* in, counts send_counts, counts send_offsets, void* out, counts receive_counts,
                     counts receive_offsets, dtype t) {
-    self().run({.kind = collective::all_to_all,
-                .in = in,
-                .out = out,
-                .type = t,
-                .ragged = true,
-                .send_counts = send_counts,
-                .send_offsets = send_offsets,
-                .receive_counts = receive_counts,
-                .receive_offsets = receive_offsets});
+    self().run(exchange(in, send_counts, send_offsets, out, receive_counts, receive_offsets, t));
   }
   [[nodiscard]] request start_all_to_all_v(const void* in, counts send_counts, counts send_offsets, void* out,
                                            counts receive_counts, counts receive_offsets, dtype t) {
-    return self().start({.kind = collective::all_to_all,
-                         .in = in,
-                         .out = out,
-                         .type = t,
-                         .ragged = true,
-                         .send_counts = send_counts,
-                         .send_offsets = send_offsets,
-                         .receive_counts = receive_counts,
-                         .receive_offsets = receive_offsets});
+    return self().start(exchange(in, send_counts, send_offsets, out, receive_counts, receive_offsets, t));
   }
 
   /// all_gather of parts of unequal sizes: `parts[k]` elements of rank k are put at `offsets[k]`. Parts and offsets are
@@ -435,6 +419,13 @@ class verbs {
   friend Self;
   verbs() = default;
 
+  static call exchange(const void* in, counts send_counts, counts send_offsets, void* out, counts receive_counts,
+                       counts receive_offsets, dtype t) {
+    call c{.kind = collective::all_to_all, .in = in, .out = out, .type = t, .ragged = true};
+    c.send_counts = send_counts, c.send_offsets = send_offsets;
+    c.receive_counts = receive_counts, c.receive_offsets = receive_offsets;
+    return c;
+  }
   /// Calls f(call), where the call is a ragged gather or scatter written as an exchange: this rank's own part is equal
   /// for all peers.
   template <class F>
@@ -443,18 +434,10 @@ class verbs {
     const auto rank = static_cast<std::size_t>(self().rank());
     const std::size_t own = rank < parts.size() ? parts[rank] : 0;
     const std::vector<std::size_t> same(parts.size(), own), begin(parts.size());
-    const bool gathers = kind == collective::all_gather;
-    return f({.kind = kind,
-              .in = in,
-              .out = out,
-              .count = own,
-              .type = t,
-              .op = op,
-              .ragged = true,
-              .send_counts = gathers ? counts(same) : parts,
-              .send_offsets = gathers ? counts(begin) : offsets,
-              .receive_counts = gathers ? parts : counts(same),
-              .receive_offsets = gathers ? offsets : counts(begin)});
+    call c = kind == collective::all_gather ? exchange(in, same, begin, out, parts, offsets, t)
+                                            : exchange(in, parts, offsets, out, same, begin, t);
+    c.kind = kind, c.count = own, c.op = op;
+    return f(c);
   }
   Self& self() { return static_cast<Self&>(*this); }
 };

@@ -111,7 +111,8 @@ class run_state {
     const std::lock_guard lock(mutex_);
     if (!op.complete()) return false;
     // The run failed while other ranks work on the operation. They finish it before this rank may free its buffers.
-    return wait_for_completion(me, op);
+    wait_for_completion(me, op);
+    return true;
   }
 
   /// Sets `bits` of the operation's word, and wakes at most `most` of the ranks that wait for these bits.
@@ -209,7 +210,7 @@ class run_state {
     return true;
   }
   /// Waits although the run has failed. Requires the mutex.
-  bool wait_for_completion(slot& me, operation& op) {
+  void wait_for_completion(slot& me, operation& op) {
     while ((op.word.load(std::memory_order_acquire) & operation::finished) == 0) {
       me.waits_for = &op;
       me.want = operation::finished;
@@ -219,7 +220,6 @@ class run_state {
       sleep_while_zero(me.word);
       mutex_.lock();
     }
-    return true;
   }
 
   /// Returns the current operation of every rank, one line each.

@@ -101,8 +101,7 @@ class value_checks {
   const std::vector<noted_value>& values() const { return values_; }
   /// Returns whether `what` occurs for the first time since the last comparison.
   bool first_time(const void* what) {
-    for (const void* seen : met_)
-      if (seen == what) return false;
+    if (std::find(met_.begin(), met_.end(), what) != met_.end()) return false;
     met_.push_back(what);
     return true;
   }

@@ -239,20 +239,10 @@ class onednn_gemm::primitives {
   };
   struct entry_hash {
     std::size_t operator()(const entry_key& key) const {
-      const gemm_problem& p = key.problem;
-      std::uint64_t h = (static_cast<std::uint64_t>(key.in) << 2) + (static_cast<std::uint64_t>(key.out) << 5) +
-                        (p.trans_a ? 2u : 0u) + (p.trans_b ? 1u : 0u);
-      const auto mix = [&h](std::uint64_t word) {  // multiply-rotate, odd constant from the golden ratio
-        h = std::rotl((h ^ word) * 0x9E3779B97F4A7C15ull, 29);
-      };
-      mix(static_cast<std::uint64_t>(p.m));
-      mix(static_cast<std::uint64_t>(p.n));
-      mix(static_cast<std::uint64_t>(p.k));
-      mix(static_cast<std::uint64_t>(p.lda));
-      mix(static_cast<std::uint64_t>(p.ldb));
-      mix(static_cast<std::uint64_t>(p.ldc));
-      mix((std::uint64_t{std::bit_cast<std::uint32_t>(key.alpha)} << 32) | std::bit_cast<std::uint32_t>(key.beta));
-      return static_cast<std::size_t>(h);
+      const std::uint64_t h = detail::mixed(
+          key.problem.hash(), static_cast<std::uint64_t>(key.in) * 8 + static_cast<std::uint64_t>(key.out));
+      return static_cast<std::size_t>(detail::mixed(
+          h, std::uint64_t{std::bit_cast<std::uint32_t>(key.alpha)} << 32 | std::bit_cast<std::uint32_t>(key.beta)));
     }
   };
   struct entry {

@@ -229,13 +229,10 @@ class cublaslt_gemm {
   };
   struct key_hash {
     std::size_t operator()(const key& k) const {
-      const gemm_problem& p = k.problem;
-      std::uint64_t h = static_cast<std::uint64_t>(k.in) * 64 + static_cast<std::uint64_t>(k.out) * 8 +
-                        (p.trans_a ? 4u : 0u) + (p.trans_b ? 2u : 0u) + (k.accumulates ? 1u : 0u) +
-                        static_cast<std::uint64_t>(k.also) * 512;
-      const auto mix = [&h](std::uint64_t word) { h = (h ^ word) * 0x9E3779B97F4A7C15ull, h ^= h >> 29; };
-      for (std::int64_t word : {p.m, p.n, p.k, p.lda, p.ldb, p.ldc}) mix(static_cast<std::uint64_t>(word));
-      for (std::uint16_t word : k.aligned) mix(word);
+      std::uint64_t h = detail::mixed(k.problem.hash(), static_cast<std::uint64_t>(k.also) * 512 +
+                                                            static_cast<std::uint64_t>(k.in) * 64 +
+                                                            static_cast<std::uint64_t>(k.out) * 8 + k.accumulates);
+      for (const std::uint16_t word : k.aligned) h = detail::mixed(h, word);
       return static_cast<std::size_t>(h);
     }
   };

@@ -16,6 +16,14 @@
 
 namespace plait {
 
+namespace detail {
+/// Mixes a word into a hash, by an odd constant from the golden ratio.
+constexpr std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) {
+  hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
+  return hash ^ hash >> 29;
+}
+}  // namespace detail
+
 /// One matrix product, C[m,n] = alpha * op(A)[m,k] * op(B)[k,n] + beta * C, all row-major. lda, ldb, ldc are the
 /// elements between consecutive stored rows of A, B, C (before op).
 struct gemm_problem {
@@ -29,6 +37,11 @@ struct gemm_problem {
   std::int64_t ldc = 0;
 
   bool operator==(const gemm_problem&) const = default;
+  constexpr std::uint64_t hash() const {
+    std::uint64_t h = (trans_a ? 2u : 0u) + (trans_b ? 1u : 0u);
+    for (const std::int64_t word : {m, n, k, lda, ldb, ldc}) h = detail::mixed(h, static_cast<std::uint64_t>(word));
+    return h;
+  }
 
   std::string text() const {
     return cat({"gemm(trans_a=", int{trans_a}, ", trans_b=", int{trans_b}, ", m=", m, ", n=", n, ", k=", k,

@@ -52,14 +52,21 @@ namespace detail {
 inline constexpr int any_number = std::numeric_limits<int>::max();
 inline constexpr std::size_t most_token_bytes = 200;
 
+/// Returns the value of an environment variable, empty if it is not set.
+template <class Get>
+std::string_view value_of(const Get& get, const char* name) {
+  const char* const text = get(name);
+  return text == nullptr ? "" : text;
+}
+
 /// Returns the number in an environment variable. `who` is the program that sets the variable.
 template <class Get>
 int number_in(const Get& get, const char* name, const char* who, int least, int most) {
-  const char* const text = get(name);
-  if (text == nullptr || *text == '\0') fail({"nccl: ", name, " is not set; ", who, " sets it"});
+  const std::string_view text = value_of(get, name);
+  if (text.empty()) fail({"nccl: ", name, " is not set; ", who, " sets it"});
   int value = 0;
-  const char* const end = text + std::strlen(text);
-  const auto [stop, problem] = std::from_chars(text, end, value);
+  const char* const end = text.data() + text.size();
+  const auto [stop, problem] = std::from_chars(text.data(), end, value);
   if (problem != std::errc() || stop != end || value < least || value > most) {
     fail({"nccl: ", name, " is '", text, "', must be a number of at least ", least,
           most == any_number ? "" : cat({" and at most ", most})});
@@ -88,10 +95,7 @@ inline std::string first_host(std::string_view list) {
 /// The name of the job and its secret. No process of another job has both.
 template <class Get>
 std::string token_in(const Get& get) {
-  const auto value = [&](const char* name) {
-    const char* const text = get(name);
-    return std::string(text == nullptr ? "" : text);
-  };
+  const auto value = [&](const char* name) { return std::string(value_of(get, name)); };
   std::string job = value("TORCHELASTIC_RUN_ID"), secret = value("PLAIT_TOKEN");
   if (job.empty() && !value("SLURM_JOB_ID").empty()) job = value("SLURM_JOB_ID") + "." + value("SLURM_STEP_ID");
   if (const std::string path = value("PLAIT_TOKEN_FILE"); !path.empty()) {
@@ -127,11 +131,8 @@ template <class Get>
 launch_place place_from(const Get& get) {
   launch_place out;
   out.token = detail::token_in(get);
-  if (const char* const bind = get("PLAIT_BIND_ADDRESS")) out.bind = bind;
-  const auto set = [&](const char* name) {
-    const char* const text = get(name);
-    return text != nullptr && *text != '\0';
-  };
+  out.bind = detail::value_of(get, "PLAIT_BIND_ADDRESS");
+  const auto set = [&](const char* name) { return !detail::value_of(get, name).empty(); };
   const bool torchrun = set("RANK") || set("WORLD_SIZE");
   if (!torchrun && !set("SLURM_PROCID")) {
     fail(
@@ -155,8 +156,7 @@ launch_place place_from(const Get& get) {
     }
     if (out.address.empty()) fail("nccl: neither MASTER_ADDR nor SLURM_STEP_NODELIST is set; srun sets the latter");
   }
-  const bool taken = torchrun && set("TORCHELASTIC_USE_AGENT_STORE") &&
-                     std::string_view(get("TORCHELASTIC_USE_AGENT_STORE")) == "True";
+  const bool taken = torchrun && detail::value_of(get, "TORCHELASTIC_USE_AGENT_STORE") == "True";
   if (set("PLAIT_PORT"))
     out.port = number("PLAIT_PORT", "PLAIT_PORT", 1, 65535);
   else if (torchrun || set("MASTER_PORT"))

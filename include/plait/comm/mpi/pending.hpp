@@ -59,14 +59,6 @@ struct wait_report {
   }
 };
 
-/// An operation that waits, in terms that are valid on all ranks of its communicator.
-struct waiting_operation {
-  MPI_Comm comm = MPI_COMM_NULL;
-  int rank = 0, size = 1;
-  int peer = -1;   ///< of a message; -1: the operation is a collective
-  call_count own;  ///< of its communicator; for a collective, without the collective itself
-};
-
 /// The operations that the ranks of a communicator family wait for. A rank sends its own after a tenth of a deadline,
 /// over a separate communicator. The others read these messages after their deadline. Before that, it costs no calls
 /// and no thread.
@@ -104,22 +96,23 @@ class wait_reports {
     }
   }
 
-  /// Returns the text of the missing ranks; `o` is past its deadline.
-  std::string missing(const waiting_operation& o) {
+  /// Returns the text of the ranks that an operation on a part of the family misses past its deadline. `peer` is that
+  /// of a message, -1 for a collective. `own` counts the calls on `part`, for a collective without itself.
+  std::string missing(MPI_Comm part, int rank, int size, int peer, const call_count& own) {
     for (int i = 0; i < 20; ++i) {  // messages arrive only inside MPI calls
       collect();
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-    const std::vector<int> group = ranks_in(o.comm, o.size, comm_);
+    const std::vector<int> group = ranks_in(part, size, comm_);
     std::vector<std::size_t> silent, others;
     std::string behind;
     int named = 0;
-    for (int k = 0; k < o.size; ++k) {
-      if (k == o.rank || (o.peer >= 0 && k != o.peer)) continue;
+    for (int k = 0; k < size; ++k) {
+      if (k == rank || (peer >= 0 && k != peer)) continue;
       const auto r = static_cast<std::size_t>(group[static_cast<std::size_t>(k)]);
       if (is_silent(r)) {
         silent.push_back(name_of(r));
-      } else if (o.peer >= 0 || received_[r].called(o.own) <= o.own.collectives) {
+      } else if (peer >= 0 || received_[r].called(own) <= own.collectives) {
         if (++named <= 4)
           append(behind, {"; rank ", name_of(r), " has not called it, and waits for ", received_[r].waits_for.data()});
       }
@@ -292,7 +285,7 @@ struct pending {
     call_count own = home->called;
     own.collectives = before;
     const std::string who =
-        callable ? home->relatives->reports.missing({home->comm, home->rank, home->size, peer, own})
+        callable ? home->relatives->reports.missing(home->comm, home->rank, home->size, peer, own)
                  : cat({plait::detail::someone_is_missing, ", which MPI without MPI_THREAD_MULTIPLE cannot say"});
     return cat({plait::detail::late_text(text(), bytes_text(bytes), home->deadline, who),
                 "; last operations: ", home->flight->text(16)});
