@@ -281,6 +281,16 @@ tcp_socket connection(const nccl::launch_place& to) {
   REQUIRE_MESSAGE(s, problem);
   return s;
 }
+tcp_socket greeted(const nccl::launch_place& by) {
+  tcp_socket s = connection(by);
+  REQUIRE(s.send_all(nccl::detail::hello_of(by), comm_clock() + 5));
+  return s;
+}
+/// The payload of rank 0's answer, or nothing.
+std::string answer_on(const tcp_socket& s, double seconds) {
+  char answer[8 + 12];
+  return s.receive_all(answer, sizeof answer, comm_clock() + seconds) ? std::string(answer + 8, 12) : "";
+}
 /// Whether the other side has closed the connection.
 bool is_closed(const tcp_socket& s) {
   char byte = 0;
@@ -420,15 +430,11 @@ TEST_CASE("more strangers than descriptors keep no rank out") {
   two_ranks two({.most = 256, .seconds = 60});
   std::vector<tcp_socket> silent;
   for (int i = 0; i < 6; ++i) silent.push_back(connection(two.ranks[1]));
-  const tcp_socket last = connection(two.ranks[1]);
-  REQUIRE(last.send_all(nccl::detail::hello_of(two.ranks[1]), comm_clock() + 5));
+  const tcp_socket last = greeted(two.ranks[1]);
   {
     const few_descriptors two_more(2);
     two.hold();
-    char answer[8 + 12];
-    const bool answered = last.receive_all(answer, sizeof answer, comm_clock() + 15);
-    CHECK(answered);
-    CHECK((!answered || std::string(answer + 8, 12) == id));
+    CHECK(answer_on(last, 15) == id);
   }
   two.holding.join();
   CHECK(two.problem == "");
@@ -436,8 +442,7 @@ TEST_CASE("more strangers than descriptors keep no rank out") {
 
 TEST_CASE("rank 0 waits without spinning while its process has no free descriptor for the next rank") {
   two_ranks two({});
-  const tcp_socket last = connection(two.ranks[1]);
-  REQUIRE(last.send_all(nccl::detail::hello_of(two.ranks[1]), comm_clock() + 5));
+  const tcp_socket last = greeted(two.ranks[1]);
   {
     const few_descriptors none(0);
     const double begun = cpu_seconds();
@@ -447,7 +452,5 @@ TEST_CASE("rank 0 waits without spinning while its process has no free descripto
   }
   two.holding.join();
   CHECK(two.problem == "");
-  char answer[8 + 12];
-  REQUIRE(last.receive_all(answer, sizeof answer, comm_clock() + 5));
-  CHECK(std::string(answer + 8, 12) == id);
+  CHECK(answer_on(last, 5) == id);
 }

@@ -11,12 +11,22 @@
 #include <vector>
 
 #include "support/death_message.hpp"
+#include "unit/stand_in/on_device.hpp"
 
 namespace {
 
 const bool configured = setenv("PLAIT_STAND_IN_NCCL", "late", 1) == 0;
 
+using plait::test::on_host;
+
 constexpr std::size_t count = 4;
+
+/// The state of a communicator whose last call is over.
+ncclResult_t state_of(ncclComm_t comm) {
+  ncclResult_t state = ncclInProgress;
+  while (state == ncclInProgress) CHECK(ncclCommGetAsyncError(comm, &state) == ncclSuccess);
+  return state;
+}
 
 /// One rank's communicators and streams, and an array in the device's memory.
 struct place {
@@ -29,11 +39,7 @@ struct place {
     const std::vector<float> values(count, value);
     cudaMemcpy(data, values.data(), count * sizeof(float), cudaMemcpyHostToDevice);
   }
-  std::vector<float> values() const {
-    std::vector<float> out(count);
-    cudaMemcpy(out.data(), data, count * sizeof(float), cudaMemcpyDeviceToHost);
-    return out;
-  }
+  std::vector<float> values() const { return on_host(data, count); }
   ncclResult_t sum(ncclComm_t comm, cudaStream_t stream) const {
     return ncclAllReduce(data, data, count, ncclFloat, ncclSum, comm, stream);
   }
@@ -104,9 +110,7 @@ TEST_CASE("a write between the parts of two ranks changes the result only if the
       made = 1;
     }
     CHECK(cudaStreamSynchronize(p.one) == cudaSuccess);
-    std::vector<float> sums(count);
-    cudaMemcpy(sums.data(), result, count * sizeof(float), cudaMemcpyDeviceToHost);
-    CHECK(sums == std::vector<float>{1, 2, 2, 2});
+    CHECK(on_host(result, count) == std::vector<float>{1, 2, 2, 2});
   });
 }
 
@@ -123,9 +127,7 @@ TEST_CASE("communicators in opposite orders: valid in two streams, an error that
     CHECK(p.sum(p.rank == 0 ? p.first : p.second, p.one) == ncclSuccess);
     CHECK(p.sum(p.rank == 0 ? p.second : p.first, p.one) == ncclSuccess);
     CHECK(cudaStreamSynchronize(p.one) == cudaSuccess);
-    ncclResult_t state = ncclSuccess;
-    CHECK(ncclCommGetAsyncError(p.first, &state) == ncclSuccess);
-    CHECK(state == ncclRemoteError);
+    CHECK(state_of(p.first) == ncclRemoteError);
     CHECK(std::string(ncclGetLastError(p.first)).find("streams wait for each other") != std::string::npos);
   });
 }
@@ -143,15 +145,11 @@ TEST_CASE("messages: a circle is an error outside a group, and none inside") {
     exchange(p, to);
     CHECK(ncclGroupEnd() == ncclSuccess);
     CHECK(cudaStreamSynchronize(p.one) == cudaSuccess);
-    std::vector<float> got(count);
-    cudaMemcpy(got.data(), to, count * sizeof(float), cudaMemcpyDeviceToHost);
-    CHECK(got == std::vector<float>(count, static_cast<float>(1 - p.rank)));
+    CHECK(on_host(to, count) == std::vector<float>(count, static_cast<float>(1 - p.rank)));
 
     exchange(p, to);
     CHECK(cudaStreamSynchronize(p.one) == cudaSuccess);
-    ncclResult_t state = ncclSuccess;
-    CHECK(ncclCommGetAsyncError(p.first, &state) == ncclSuccess);
-    CHECK(state == ncclRemoteError);
+    CHECK(state_of(p.first) == ncclRemoteError);
   });
 }
 
@@ -162,9 +160,7 @@ TEST_CASE("ranks with different calls at one place get an error, and an abort fr
     if (made != ncclSuccess)
       CHECK(std::string(ncclGetLastError(p.first)).find("mismatched collective") != std::string::npos);
     CHECK(cudaStreamSynchronize(p.one) == cudaSuccess);
-    ncclResult_t state = ncclSuccess;
-    CHECK(ncclCommGetAsyncError(p.first, &state) == ncclSuccess);
-    CHECK(state != ncclSuccess);
+    CHECK(state_of(p.first) != ncclSuccess);
   });
   on_two([](const place& p) {
     if (p.rank == 1) CHECK(ncclCommAbort(p.first) == ncclSuccess);
@@ -183,10 +179,9 @@ TEST_CASE("freeing memory or a window of a collective in flight ends the program
       ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
       config.blocking = 0;
       place p;
-      ncclResult_t state = ncclInProgress;
       cudaSetDevice(0);
       ncclCommInitRankConfig(&p.first, 1, id, 0, &config);
-      while (state == ncclInProgress) ncclCommGetAsyncError(p.first, &state);
+      state_of(p.first);
       cudaStreamCreateWithFlags(&p.one, cudaStreamNonBlocking);
       ncclMemAlloc(reinterpret_cast<void**>(&p.data), count * sizeof(float));
       p.fill(1);
@@ -195,10 +190,9 @@ TEST_CASE("freeing memory or a window of a collective in flight ends the program
   };
   const auto window_of = [](const place& p) {
     ncclWindow_t window = nullptr;
-    ncclResult_t state = ncclInProgress;
     if (ncclCommWindowRegister(p.first, p.data, count * sizeof(float), &window, 0) != ncclSuccess || window != nullptr)
       std::abort();  // the process ends before
-    while (state == ncclInProgress) ncclCommGetAsyncError(p.first, &state);
+    state_of(p.first);
     if (window == nullptr) std::abort();
     return window;
   };
@@ -226,10 +220,8 @@ TEST_CASE("freeing memory or a window of a collective in flight ends the program
         }) == "");
   CHECK(alone([](const place& p) {
           p.sum(p.first, p.one);
-          ncclResult_t state = ncclInProgress;
           if (ncclCommFinalize(p.first) != ncclInProgress) std::abort();
-          while (state == ncclInProgress) ncclCommGetAsyncError(p.first, &state);
-          if (state != ncclSuccess || ncclMemFree(p.data) != ncclSuccess) std::abort();
+          if (state_of(p.first) != ncclSuccess || ncclMemFree(p.data) != ncclSuccess) std::abort();
         }) == "");
   CHECK(alone([&](const place& p) {  // an abort leaves no operation in flight, and no window
           window_of(p);
