@@ -44,8 +44,8 @@ constexpr std::uint64_t exchanged_elements(const layout& from, const layout& to,
 }
 
 /// Returns the cost of step `i` of a plan in the group of `rank`, for elements of `element_bytes`. The cost is zero for
-/// groups of one rank and for steps without a collective. Parts of unequal sizes count without padding;
-/// `ready_plan::visit_collectives` counts the traffic of communicators that pad.
+/// groups of one rank and for steps without a collective. Parts of unequal sizes count without padding; a dry run
+/// (`world::counting`) counts the traffic of communicators that pad.
 constexpr collective_cost cost(const plan& p, std::size_t i, const mesh_shape& mesh, const dim_sizes& sizes,
                                std::uint64_t element_bytes, std::int64_t rank = 0) {
   const redistribution_step& s = p.steps[i];

@@ -22,7 +22,6 @@
 #include "plait/device/device.hpp"
 #include "plait/kernels/kernels.hpp"
 #include "plait/layout/check.hpp"
-#include "plait/layout/cost.hpp"
 #include "plait/layout/layout.hpp"
 #include "plait/layout/part.hpp"
 #include "plait/layout/plan.hpp"
@@ -77,24 +76,6 @@ class ready_plan {
 
   /// The plan's only data movement, if this is one all-gather, reduce-scatter or all-reduce; otherwise none.
   std::optional<single_collective> single() const;
-
-  /// Calls f(cost) for each collective that a run issues, in order, for elements of `element_bytes`. comm/metrics.hpp
-  /// counts the same costs at run time.
-  template <class F>
-  void visit_collectives(F&& f, std::size_t element_bytes) const {
-    std::size_t next = 0;
-    for (const ready_step& s : ready_) {
-      if (!communicates(s.kind)) continue;
-      collective_cost c = costs_[next++];
-      if (s.padded(element_bytes)) {
-        c.payload = s.message() * (s.kind == transition_kind::all_gather ? 1 : static_cast<std::size_t>(s.ranks));
-        c.wire = wire_bytes(c.kind, static_cast<int>(s.ranks), c.payload);
-      }
-      c.payload *= element_bytes;
-      c.wire *= element_bytes;
-      f(c);
-    }
-  }
 
   /// Moves `in`, the local part in the source layout, to `out`, in the target layout; elements are of `type`. `in` and
   /// `out` may be equal if the plan is trivial or consists of reductions; otherwise they must not overlap.
@@ -293,7 +274,6 @@ class ready_plan {
   plan plan_;
   box source_, target_;
   std::vector<ready_step> ready_;
-  std::vector<collective_cost> costs_;  ///< costs of the steps that communicate, in elements, without padding
 };
 
 template <compute_device Device>
@@ -435,7 +415,6 @@ PLAIT_INLINE ready_plan::ready_plan(const plan& p, world& w, const dim_sizes& si
     if (s.kind == transition_kind::all_gather || s.kind == transition_kind::reduce_scatter)
       g.begins = begins(s, i, w, sizes);
     before = g.after;
-    if (communicates(s.kind)) costs_.push_back(cost(plan_, i, w.shape(), sizes, 1, rank));
     ready_.push_back(std::move(g));
   }
   target_ = before;

@@ -150,13 +150,6 @@ TEST_CASE("nccl: small parts of unequal sizes are padded, and large ones are not
         test::expect(gathered.wire == 4 * 2 * (padded ? 3 * largest : all), "bytes of the gather");
         test::expect(scattered.payload == 4 * (padded ? 3 * largest : all), "payload of the scatter");
         test::expect(scattered.wire == 2 * scattered.payload, "bytes of the scatter");
-        for (const ready_plan* moves : {&gather, &scatter})
-          moves->visit_collectives(
-              [&](const collective_cost& c) {
-                const ledger::entry sent = ranks.ledger().total("tp", c.kind);
-                test::expect(sent.payload == c.payload && sent.wire == c.wire, "the plan's bytes");
-              },
-              4);
       }
   });
 }
