@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "cuda/device/device_array.hpp"
-#include "cuda/tensor/caller_matrix.hpp"
 #include "plait/device/cuda.hpp"
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/norm.hpp"
@@ -39,6 +38,65 @@ struct down_policy {
 };
 
 constexpr std::int64_t tokens = 8, width = 16, inner = 32;
+
+/// A part of a matrix [rows, columns], from `row` and `column` on, in the program's memory.
+struct matrix {
+  std::int64_t rows, columns;
+  cudaStream_t stream;
+  float* data = nullptr;
+
+  matrix(std::int64_t rows_, std::int64_t columns_, cudaStream_t stream_)
+      : rows(rows_), columns(columns_), stream(stream_) {
+    if (cudaMalloc(reinterpret_cast<void**>(&data), bytes()) != cudaSuccess) throw error("no memory");
+    if (cudaMemsetAsync(data, 0, bytes(), stream) != cudaSuccess) throw error("no zeros");
+  }
+  matrix(const matrix&) = delete;
+  ~matrix() { cudaFree(data); }
+  std::size_t bytes() const { return static_cast<std::size_t>(rows * columns) * sizeof(float); }
+  /// This part of `whole`, which has `of` columns.
+  values part(const values& whole, std::int64_t of, std::int64_t row, std::int64_t column) const {
+    values out;
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t c = 0; c < columns; ++c)
+        out.push_back(whole[static_cast<std::size_t>((row + r) * of + column + c)]);
+    return out;
+  }
+  void write(const values& whole, std::int64_t of, std::int64_t row, std::int64_t column) {
+    const values here = part(whole, of, row, column);
+    const std::vector<float> host(here.begin(), here.end());
+    cudaMemcpyAsync(data, host.data(), bytes(), cudaMemcpyHostToDevice, stream);
+    cudaStreamSynchronize(stream);  // the source is destroyed
+  }
+  std::vector<float> read() const {
+    std::vector<float> host(static_cast<std::size_t>(rows * columns));
+    cudaMemcpyAsync(host.data(), data, bytes(), cudaMemcpyDeviceToHost, stream);
+    cudaStreamSynchronize(stream);
+    return host;
+  }
+  /// The norm of the difference from a part of `whole`, over the norm of that part.
+  double off(const values& whole, std::int64_t of, std::int64_t row, std::int64_t column) const {
+    const std::vector<float> host = read();
+    return difference(values(host.begin(), host.end()), part(whole, of, row, column));
+  }
+};
+
+/// a [m, k] times b, or with `transposed` b', in double.
+values product(const values& a, const values& b, std::int64_t m, std::int64_t n, std::int64_t k, bool transposed) {
+  values out(static_cast<std::size_t>(m * n));
+  for (std::int64_t i = 0; i < m; ++i)
+    for (std::int64_t j = 0; j < n; ++j)
+      for (std::int64_t l = 0; l < k; ++l)
+        out[static_cast<std::size_t>(i * n + j)] +=
+            a[static_cast<std::size_t>(i * k + l)] * b[static_cast<std::size_t>(transposed ? j * k + l : l * n + j)];
+  return out;
+}
+values turned(const values& a, std::int64_t rows, std::int64_t columns) {
+  values out(a.size());
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < columns; ++c)
+      out[static_cast<std::size_t>(c * rows + r)] = a[static_cast<std::size_t>(r * columns + c)];
+  return out;
+}
 
 /// Does what a program does without plait: creates a thread, a stream and a communicator for each rank and its GPU.
 /// Returns "" if it ran.
@@ -97,10 +155,10 @@ void check_pair(ncclComm_t comm, cudaStream_t stream, int rank, std::barrier<>& 
   matrix mx(t, width, stream), my(tokens, f, stream), mz(t, width, stream), mdz(t, width, stream),
       mdy(tokens, f, stream), mdx(t, width, stream);
   matrix mw1(f, width, stream), mdw1(f, width, stream), mw2(width, f, stream), mdw2(width, f, stream);
-  mx.write(x, width, rank * t, 0, stream);
-  mdz.write(dz, width, rank * t, 0, stream);
-  mw1.write(w1, width, rank * f, 0, stream);
-  mw2.write(w2, inner, 0, rank * f, stream);
+  mx.write(x, width, rank * t, 0);
+  mdz.write(dz, width, rank * t, 0);
+  mw1.write(w1, width, rank * f, 0);
+  mw2.write(w2, inner, 0, rank * f);
 
   linear<float, up_policy, cuda> up(here, "up", {.memory = {mw1.data, mdw1.data}});
   linear<float, down_policy, cuda> down(here, "down", {.memory = {mw2.data, mdw2.data}});
@@ -124,12 +182,12 @@ void check_pair(ncclComm_t comm, cudaStream_t stream, int rank, std::barrier<>& 
   CHECK(here.device().bytes_in_use() == 0);
   CHECK((here.device().peak_bytes() == 0) == (ranks == 1));
 
-  CHECK(my.off(y, inner, 0, rank * f, stream) < 1e-5);
-  CHECK(mz.off(z, width, rank * t, 0, stream) < 1e-5);
-  CHECK(mdy.off(dy, inner, 0, rank * f, stream) < 1e-5);
-  CHECK(mdx.off(dx, width, rank * t, 0, stream) < 1e-5);
-  CHECK(mdw1.off(dw1, width, rank * f, 0, stream) < 1e-5);
-  CHECK(mdw2.off(dw2, inner, 0, rank * f, stream) < 1e-5);
+  CHECK(my.off(y, inner, 0, rank * f) < 1e-5);
+  CHECK(mz.off(z, width, rank * t, 0) < 1e-5);
+  CHECK(mdy.off(dy, inner, 0, rank * f) < 1e-5);
+  CHECK(mdx.off(dx, width, rank * t, 0) < 1e-5);
+  CHECK(mdw1.off(dw1, width, rank * f, 0) < 1e-5);
+  CHECK(mdw2.off(dw2, inner, 0, rank * f) < 1e-5);
 }
 
 }  // namespace
@@ -213,8 +271,8 @@ void run(ncclComm_t my_comm, cudaStream_t my_stream, const up_projection::mesh& 
   const dim_sizes sizes = sizes_of<batch, seq, hidden, ffn>(2, 4, 8, 16);
   matrix activations(1, 2 * 4 * 8 / 2, my_stream), output(2 * 4, 16 / 2, my_stream), weights(16 / 2, 8, my_stream),
       gradients(16 / 2, 8, my_stream);
-  activations.write(values(32, 1.0), 32, 0, 0, my_stream);
-  weights.write(values(64, 0.5), 8, 0, 0, my_stream);
+  activations.write(values(32, 1.0), 32, 0, 0);
+  weights.write(values(64, 0.5), 8, 0, 0);
   float *my_activations = activations.data, *my_output = output.data, *my_weights = weights.data,
         *my_gradients = gradients.data;
   // clang-format off
@@ -224,7 +282,7 @@ void run(ncclComm_t my_comm, cudaStream_t my_stream, const up_projection::mesh& 
   pl::part<float, up_projection::output> y(here, my_output);
   up.forward(here, x, y);                                     // in my_stream, and the host waits for nothing
   // clang-format on
-  CHECK(output.off(values(64, 4.0), 8, 0, 0, my_stream) == 0);
+  CHECK(output.off(values(64, 4.0), 8, 0, 0) == 0);
 }
 
 }  // namespace readme
@@ -279,16 +337,16 @@ TEST_CASE("attach: norms on the caller's parameters") {
           const std::int64_t t = tokens / 2;
           matrix x(t, width, stream), y(t, width, stream), dx(t, width, stream), w(1, width, stream),
               dw(1, width, stream);
-          x.write(values(tokens * width, 2.0), width, 0, 0, stream);
-          w.write(values(width, 3.0), width, 0, 0, stream);
+          x.write(values(tokens * width, 2.0), width, 0, 0);
+          w.write(values(width, 3.0), width, 0, 0);
           rms_norm<float, spec<shard<seq, tp>, hidden>, cuda> norm(here, 0.0, "norm", w.data, dw.data);
           CHECK(here.device().bytes_in_use() == 0);
           decltype(norm)::saved kept;
           forward_on(norm, here, x.data, y.data, &kept);
           backward_on(norm, here, x.data, kept, x.data, dx.data);
           static_cast<void>(norm.weight()->reduce(here));  // partial over tp: the rows are sharded, the weight is not
-          CHECK(y.off(values(tokens * width, 3.0), width, 0, 0, stream) < 1e-6);
-          CHECK(dw.off(values(width, 2.0 * tokens), width, 0, 0, stream) < 1e-6);
+          CHECK(y.off(values(tokens * width, 3.0), width, 0, 0) < 1e-6);
+          CHECK(dw.off(values(width, 2.0 * tokens), width, 0, 0) < 1e-6);
         }) == "");
 }
 
@@ -312,9 +370,9 @@ TEST_CASE("attach: the caller's bias and table") {
           matrix ids(tokens, 2, stream), table(3, width, stream), dtable(3, width, stream), x(t, width, stream),
               dx(t, width, stream), w(f, width, stream), dw(f, width, stream), b(1, f, stream), db(1, f, stream),
               y(tokens, f, stream);
-          table.write(values(6 * width, 2.0), width, 0, 0, stream);
-          w.write(values(inner * width, 1.0), width, 0, 0, stream);
-          b.write(values(inner, 0.5), inner, 0, rank * f, stream);
+          table.write(values(6 * width, 2.0), width, 0, 0);
+          w.write(values(inner * width, 1.0), width, 0, 0);
+          b.write(values(inner, 0.5), inner, 0, rank * f);
           embedding<float, table_policy, cuda> embed(here, 6, "embed", {.memory = {table.data, dtable.data}});
           linear<float, up_policy_with_bias, cuda> up(here, "up", {.memory = {w.data, dw.data, b.data, db.data}});
           CHECK(here.device().bytes_in_use() == 0);
@@ -325,11 +383,11 @@ TEST_CASE("attach: the caller's bias and table") {
           backward_on(up, here, x.data, kept, y.data, dx.data);
           backward_on(embed, here, tokens_of_zero, dx.data);
           const double out = 2.0 * width + 0.5;
-          CHECK(y.off(values(tokens * inner, out), inner, 0, 0, stream) < 1e-6);
-          CHECK(db.off(values(inner, out * tokens), inner, 0, 0, stream) < 1e-6);
+          CHECK(y.off(values(tokens * inner, out), inner, 0, 0) < 1e-6);
+          CHECK(db.off(values(inner, out * tokens), inner, 0, 0) < 1e-6);
           values expected(6 * width, 0.0);  // all tokens are 0, a row of rank 0
           for (std::int64_t c = 0; c < width; ++c) expected[static_cast<std::size_t>(c)] = out * inner * tokens;
-          CHECK(dtable.off(expected, width, 3 * rank, 0, stream) < 1e-6);
+          CHECK(dtable.off(expected, width, 3 * rank, 0) < 1e-6);
           CHECK(here.device().bytes_in_use() == 0);
         }) == "");
 }
@@ -343,8 +401,8 @@ TEST_CASE("attach: layers and their collectives recorded in a graph") {
             matrix x(t, width, stream), y(tokens, f, stream), z(t, width, stream), dy(tokens, f, stream),
                 dx(t, width, stream), w1(f, width, stream), dw1(f, width, stream), w2(width, f, stream),
                 dw2(width, f, stream);
-            w1.write(random_values<float>(inner * width, 2), width, rank * f, 0, stream);
-            w2.write(random_values<float>(width * inner, 3), inner, 0, rank * f, stream);
+            w1.write(random_values<float>(inner * width, 2), width, rank * f, 0);
+            w2.write(random_values<float>(width * inner, 3), inner, 0, rank * f);
             linear<float, up_policy, cuda> up(here, "up", {.memory = {w1.data, dw1.data}});
             linear<float, down_policy, cuda> down(here, "down", {.memory = {w2.data, dw2.data}});
             const auto step = [&] {
@@ -356,17 +414,11 @@ TEST_CASE("attach: layers and their collectives recorded in a graph") {
               backward_on(up, here, x.data, up_kept, dy.data, dx.data);
             };
             const auto results = [&] {
-              std::vector<std::vector<float>> out;
-              for (const matrix* m : {&z, &dx, &dw1, &dw2}) {
-                out.emplace_back(m->bytes() / sizeof(float));
-                cudaMemcpyAsync(out.back().data(), m->data, m->bytes(), cudaMemcpyDeviceToHost, stream);
-              }
-              cudaStreamSynchronize(stream);
-              return out;
+              return std::vector<std::vector<float>>{z.read(), dx.read(), dw1.read(), dw2.read()};
             };
             std::vector<std::vector<std::vector<float>>> expected;
             for (unsigned turn = 0; turn < 2; ++turn) {
-              x.write(random_values<float>(tokens * width, 10 + turn), width, rank * t, 0, stream);
+              x.write(random_values<float>(tokens * width, 10 + turn), width, rank * t, 0);
               step();
               expected.push_back(results());
             }
@@ -374,7 +426,7 @@ TEST_CASE("attach: layers and their collectives recorded in a graph") {
             cuda_graph graph(here.device());
             graph.record(step);
             for (unsigned turn = 0; turn < 2; ++turn) {
-              x.write(random_values<float>(tokens * width, 10 + turn), width, rank * t, 0, stream);
+              x.write(random_values<float>(tokens * width, 10 + turn), width, rank * t, 0);
               graph.launch();
               CHECK(results() == expected[turn]);
             }
