@@ -49,23 +49,18 @@ void executor::run(const launch& what, const std::function<void()>& body) {
   shared_.reset();
 }
 
-int executor::barrier(bool vote) {
+void executor::barrier() {
   device_thread& self = threads_[current_];
   moment& met = barrier_met_[barriers_ % 2];
   met.happened();
   self.state = state::at_barrier;
-  votes_ += vote;
   if (++arrived_ == threads_.size()) {
-    result_of_votes_ = votes_;
-    votes_ = 0;
     arrived_ = 0;
     ++barriers_;
     for (device_thread& t : threads_) t.state = state::ready;
   }
-  // No thread can be the last at the next barrier before all threads have read this result.
   suspend();
   met.after();
-  return result_of_votes_;
 }
 
 std::uint64_t executor::collective(warp_op op, unsigned mask, std::uint64_t value, unsigned source) {
@@ -153,7 +148,6 @@ void executor::run_block() {
   }
   for (warp& w : warps_) w.waiting = w.syncs = 0;
   arrived_ = done_ = 0;
-  votes_ = 0;
   warp_at_ = lane_at_ = 0;
   ran_in_pass_ = ran_in_round_ = false;
   new_round();

@@ -34,7 +34,6 @@ inline uint3 threadIdx{};
 inline uint3 blockIdx{};
 inline dim3 blockDim{};
 inline dim3 gridDim{};
-inline constexpr int warpSize = 32;
 
 namespace stand_in {
 
@@ -108,8 +107,8 @@ class executor {
   run_order order() const { return order_; }
   void set_order(run_order order);
 
-  /// A barrier of the block; returns the number of threads with a true `vote`.
-  int barrier(bool vote);
+  /// A barrier of the block.
+  void barrier();
 
   /// A collective of the lanes in `mask`; each passes a value. shuffle: returns the value of lane `source`; ballot:
   /// returns one bit for each lane whose value is not 0.
@@ -211,7 +210,6 @@ class executor {
   // Blocks are ordered in time, because they share one shared memory. Two moments alternate, as for warps.
   moment block_ended_[2], barrier_met_[2];
   unsigned blocks_ = 0, barriers_ = 0;
-  int votes_ = 0, result_of_votes_ = 0;
 };
 
 /// Adds the product of a 16 x 16 and a 16 x 8 matrix of bf16, in the order of its terms, to `lane`'s part of the 16 x 8

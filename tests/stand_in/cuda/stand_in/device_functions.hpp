@@ -3,10 +3,8 @@
 
 #include <math.h>
 
-#include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <type_traits>
@@ -15,11 +13,7 @@
 
 // ---- barriers and votes --------------------------------------------------------------------------------------------
 
-inline void __syncthreads() { stand_in::executor::instance().barrier(false); }
-inline int __syncthreads_count(int predicate) { return stand_in::executor::instance().barrier(predicate != 0); }
-inline int __syncthreads_or(int predicate) { return __syncthreads_count(predicate) != 0; }
-inline int __syncthreads_and(int predicate) { return __syncthreads_count(predicate == 0) == 0; }
-
+inline void __syncthreads() { stand_in::executor::instance().barrier(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
   stand_in::executor::instance().collective(stand_in::warp_op::sync, mask, 0, 0);
 }
@@ -27,10 +21,6 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
   const std::uint64_t vote = predicate != 0;
   return static_cast<unsigned>(stand_in::executor::instance().collective(stand_in::warp_op::ballot, mask, vote, 0));
 }
-inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
-
-[[noreturn]] inline void __trap() { stand_in::die(stand_in::executor::instance().where() + " calls __trap()"); }
 
 // ---- shuffles ------------------------------------------------------------------------------------------------------
 
@@ -56,16 +46,6 @@ template <stand_in::shuffled T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
   const unsigned inside = static_cast<unsigned>(width) - 1;
   return stand_in::shuffle(mask, value, (stand_in::lane() & ~inside) | (static_cast<unsigned>(source) & inside));
-}
-template <stand_in::shuffled T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
-  const unsigned lane = stand_in::lane(), inside = static_cast<unsigned>(width) - 1;
-  return stand_in::shuffle(mask, value, (lane & inside) < delta ? lane : lane - delta);
-}
-template <stand_in::shuffled T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
-  const unsigned lane = stand_in::lane(), inside = static_cast<unsigned>(width) - 1;
-  return stand_in::shuffle(mask, value, (lane & inside) + delta > inside ? lane : lane + delta);
 }
 template <stand_in::shuffled T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
@@ -95,17 +75,9 @@ template <class T>
 T atomicAdd(T* address, std::type_identity_t<T> value) {
   return stand_in::replace(address, [&](T old) { return old + value; });
 }
-template <class T>
-T atomicExch(T* address, std::type_identity_t<T> value) {
-  return stand_in::replace(address, [&](T) { return value; });
-}
 template <std::integral T>
 T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
   return stand_in::replace(address, [&](T old) { return old == expected ? value : old; });
-}
-template <std::integral T>
-T atomicMax(T* address, std::type_identity_t<T> value) {
-  return stand_in::replace(address, [&](T old) { return std::max<T>(old, value); });
 }
 
 // ---- loads, bits, arithmetic ---------------------------------------------------------------------------------------
@@ -116,18 +88,3 @@ inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 // The C library declares functions of these names itself.
 #define __expf(x) expf(x)
-
-#define STAND_IN_MIN_MAX(type)                                        \
-  inline constexpr type min(type x, type y) { return y < x ? y : x; } \
-  inline constexpr type max(type x, type y) { return x < y ? y : x; }
-STAND_IN_MIN_MAX(int)
-STAND_IN_MIN_MAX(unsigned)
-STAND_IN_MIN_MAX(long)
-STAND_IN_MIN_MAX(unsigned long)
-STAND_IN_MIN_MAX(long long)
-STAND_IN_MIN_MAX(unsigned long long)
-#undef STAND_IN_MIN_MAX
-inline float min(float x, float y) { return fminf(x, y); }
-inline float max(float x, float y) { return fmaxf(x, y); }
-inline double min(double x, double y) { return std::fmin(x, y); }
-inline double max(double x, double y) { return std::fmax(x, y); }

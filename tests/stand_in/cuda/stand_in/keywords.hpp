@@ -13,29 +13,12 @@
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
-#define STAND_IN_VECTOR_2(name, type, align) \
-  struct alignas(align) name {               \
-    type x, y;                               \
-  };                                         \
-  inline constexpr name make_##name(type x, type y) { return {x, y}; }
-#define STAND_IN_VECTOR_3(name, type) \
-  struct name {                       \
-    type x, y, z;                     \
-  };                                  \
-  inline constexpr name make_##name(type x, type y, type z) { return {x, y, z}; }
-#define STAND_IN_VECTOR_4(name, type, align) \
-  struct alignas(align) name {               \
-    type x, y, z, w;                         \
-  };                                         \
-  inline constexpr name make_##name(type x, type y, type z, type w) { return {x, y, z, w}; }
-
-STAND_IN_VECTOR_3(uint3, unsigned)
-STAND_IN_VECTOR_4(int4, int, 16)
-STAND_IN_VECTOR_4(uint4, unsigned, 16)
-
-#undef STAND_IN_VECTOR_2
-#undef STAND_IN_VECTOR_3
-#undef STAND_IN_VECTOR_4
+struct uint3 {
+  unsigned x, y, z;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
