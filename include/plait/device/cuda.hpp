@@ -53,10 +53,9 @@ inline owned_stream make_urgent_stream() {
 /// Returns a function that waits for the stream's current work, in any thread and without using a core. It selects the
 /// device in that thread; otherwise CUDA's calls would allocate memory on the first device.
 inline std::function<void()> waiter_for(cudaStream_t stream, int device) {
-  cudaEvent_t made = nullptr;
-  cuda_check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventBlockingSync), "making an event");
-  const std::shared_ptr<std::remove_pointer_t<cudaEvent_t>> event(made, [](cudaEvent_t e) { cudaEventDestroy(e); });
-  cuda_check(cudaEventRecord(made, stream), "recording an event");
+  const std::shared_ptr<std::remove_pointer_t<cudaEvent_t>> event =
+      make_event(cudaEventDisableTiming | cudaEventBlockingSync);
+  cuda_check(cudaEventRecord(event.get(), stream), "recording an event");
   return [event, device] {
     cuda_check(cudaSetDevice(device), "choosing the GPU");
     cuda_check(cudaEventSynchronize(event.get()), "waiting for an event");
@@ -165,20 +164,11 @@ class cuda {
   /// A point in a stream, without a time.
   class event {
    public:
-    event() { detail::cuda_check(cudaEventCreateWithFlags(&handle_, cudaEventDisableTiming), "making an event"); }
-    event(event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-    event& operator=(event&& other) noexcept {
-      std::swap(handle_, other.handle_);
-      return *this;
-    }
-    ~event() {
-      if (handle_ != nullptr) cudaEventDestroy(handle_);
-    }
-    void record(stream s) { detail::cuda_check(cudaEventRecord(handle_, s.handle()), "recording an event"); }
-    void synchronize() const { detail::cuda_check(cudaEventSynchronize(handle_), "waiting for an event"); }
+    void record(stream s) { detail::cuda_check(cudaEventRecord(handle(), s.handle()), "recording an event"); }
+    void synchronize() const { detail::cuda_check(cudaEventSynchronize(handle()), "waiting for an event"); }
     bool done() const {
       const detail::relaxed_capture relaxed;
-      const cudaError_t status = cudaEventQuery(handle_);
+      const cudaError_t status = cudaEventQuery(handle());
       if (status == cudaErrorNotReady) {
         static_cast<void>(cudaGetLastError());
         return false;
@@ -186,10 +176,10 @@ class cuda {
       detail::cuda_check(status, "asking for an event");
       return true;
     }
-    cudaEvent_t handle() const { return handle_; }
+    cudaEvent_t handle() const { return handle_.get(); }
 
    private:
-    cudaEvent_t handle_ = nullptr;
+    detail::owned_event handle_ = detail::make_event();
   };
 
   cuda() : cuda(options{}) {}

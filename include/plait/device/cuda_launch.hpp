@@ -1,5 +1,5 @@
-// Calls of CUDA's runtime: their check, the launch of kernels, their dynamic shared memory, and the faults that kernels
-// report. `relaxed_capture` allows calls while another part of the program captures a graph. Test:
+// Calls of CUDA's runtime: their check, owners of events, the launch of kernels, their dynamic shared memory, and the
+// faults that kernels report. `relaxed_capture` allows calls while another part of the program captures a graph. Test:
 // tests/cuda/device/launch.cu.
 #pragma once
 
@@ -7,7 +7,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <type_traits>
 
 #include "plait/core/error.hpp"
 #include "plait/core/macros_off.hpp"
@@ -20,6 +22,17 @@ inline void cuda_check(cudaError_t status, const char* doing) {
   if (status == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // otherwise the next launch would report this error
   fail({"cuda: ", doing, ": ", cudaGetErrorName(status), ": ", cudaGetErrorString(status)});
+}
+
+struct event_destroyer {
+  void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
+};
+using owned_event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, event_destroyer>;
+
+inline owned_event make_event(unsigned flags = cudaEventDisableTiming) {
+  cudaEvent_t made = nullptr;
+  cuda_check(cudaEventCreateWithFlags(&made, flags), "making an event");
+  return owned_event(made);
 }
 
 }  // namespace plait::detail

@@ -286,11 +286,7 @@ class upload_ring {
   upload_ring& operator=(const upload_ring&) = delete;
   /// Waits for the copies in all streams, because they read this memory.
   ~upload_ring() {
-    for (const piece& p : pieces_) {
-      cudaEventSynchronize(p.event);
-      cudaEventDestroy(p.event);
-    }
-    for (const cudaEvent_t e : idle_) cudaEventDestroy(e);
+    for (const piece& p : pieces_) cudaEventSynchronize(p.event.get());
     if (memory_ != nullptr) cudaFreeHost(memory_);
   }
 
@@ -307,7 +303,7 @@ class upload_ring {
       std::memcpy(memory_ + begin, from, n);
       cuda_check(cudaMemcpyAsync(target, memory_ + begin, n, cudaMemcpyDefault, stream), "uploading");
       pieces_.push_back({idle_event(), begin});
-      cuda_check(cudaEventRecord(pieces_.back().event, stream), "recording an event");
+      cuda_check(cudaEventRecord(pieces_.back().event.get(), stream), "recording an event");
       from += n;
       target += n;
       bytes -= n;
@@ -316,7 +312,7 @@ class upload_ring {
 
  private:
   struct piece {
-    cudaEvent_t event;
+    owned_event event;
     std::size_t begin;
   };
 
@@ -333,26 +329,22 @@ class upload_ring {
     return begin;
   }
   void retire() {
-    cuda_check(cudaEventSynchronize(pieces_.front().event), "waiting for an upload");
-    idle_.push_back(pieces_.front().event);
+    cuda_check(cudaEventSynchronize(pieces_.front().event.get()), "waiting for an upload");
+    idle_.push_back(std::move(pieces_.front().event));
     pieces_.pop_front();
   }
-  cudaEvent_t idle_event() {
-    if (!idle_.empty()) {
-      const cudaEvent_t e = idle_.back();
-      idle_.pop_back();
-      return e;
-    }
-    cudaEvent_t made = nullptr;
-    cuda_check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "making an event");
-    return made;
+  owned_event idle_event() {
+    if (idle_.empty()) return make_event();
+    owned_event e = std::move(idle_.back());
+    idle_.pop_back();
+    return e;
   }
 
   std::size_t bytes_;
   std::byte* memory_ = nullptr;
   std::size_t next_ = 0;
   std::deque<piece> pieces_;
-  std::vector<cudaEvent_t> idle_;
+  std::vector<owned_event> idle_;
 };
 
 }  // namespace detail

@@ -36,14 +36,12 @@ class product_timer {
       return;
     }
     cuda_check(status, "allocating scratch memory for a product");
-    if (cudaEventCreate(&begin_) == cudaSuccess && cudaEventCreate(&end_) == cudaSuccess) return;
-    const cudaError_t problem = cudaGetLastError();
-    release();
-    cuda_check(problem, "making an event");
   }
   product_timer(const product_timer&) = delete;
   product_timer& operator=(const product_timer&) = delete;
-  ~product_timer() { release(); }
+  ~product_timer() {
+    if (scratch_ != nullptr) cudaFreeAsync(scratch_, stream_);
+  }
 
   /// Returns whether the scratch memory could be allocated.
   bool has_room() const { return scratch_ != nullptr; }
@@ -54,27 +52,21 @@ class product_timer {
   double microseconds_of(const Start& start) const {
     float best = 0;
     for (int turn = 0; turn < 4; ++turn) {
-      cuda_check(cudaEventRecord(begin_, stream_), "recording an event");
+      cuda_check(cudaEventRecord(begin_.get(), stream_), "recording an event");
       start(scratch_);
-      cuda_check(cudaEventRecord(end_, stream_), "recording an event");
-      cuda_check(cudaEventSynchronize(end_), "waiting for an event");
+      cuda_check(cudaEventRecord(end_.get(), stream_), "recording an event");
+      cuda_check(cudaEventSynchronize(end_.get()), "waiting for an event");
       float milliseconds = 0;
-      cuda_check(cudaEventElapsedTime(&milliseconds, begin_, end_), "timing a product");
+      cuda_check(cudaEventElapsedTime(&milliseconds, begin_.get(), end_.get()), "timing a product");
       if (turn > 0) best = turn == 1 ? milliseconds : std::min(best, milliseconds);
     }
     return 1e3 * static_cast<double>(best);
   }
 
  private:
-  void release() {
-    for (const cudaEvent_t e : {begin_, end_})
-      if (e != nullptr) cudaEventDestroy(e);
-    if (scratch_ != nullptr) cudaFreeAsync(scratch_, stream_);
-  }
-
   cudaStream_t stream_;
   void* scratch_ = nullptr;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  owned_event begin_ = make_event(cudaEventDefault), end_ = make_event(cudaEventDefault);
 };
 
 }  // namespace plait::detail

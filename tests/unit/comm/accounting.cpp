@@ -7,7 +7,9 @@
 #include <limits>
 #include <memory>
 #include <random>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "plait/comm/any_communicator.hpp"
@@ -283,23 +285,13 @@ namespace {
 void sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
 /// In-process ranks that claim to enqueue operations, as ranks on a device do.
-struct enqueuing : verbs<enqueuing> {
+struct enqueuing : threads::communicator {
   enqueuing() = default;
-  threads::communicator inner;
-
-  explicit operator bool() const { return static_cast<bool>(inner); }
-  int rank() const { return inner.rank(); }
-  int size() const { return inner.size(); }
-  const std::string& label() const { return inner.label(); }
+  explicit enqueuing(threads::communicator ranks) : threads::communicator(std::move(ranks)) {}
   bool enqueues() const { return true; }
-  request start(const call& c) { return inner.start(c); }
-  void run(const call& c) { inner.run(c); }
   enqueuing split(int color, int key, std::string_view name = {}) {
-    enqueuing out;
-    out.inner = inner.split(color, key, name);
-    return out;
+    return enqueuing(threads::communicator::split(color, key, name));
   }
-  void abort(const std::string& why) noexcept { inner.abort(why); }
 };
 
 }  // namespace
@@ -417,10 +409,8 @@ TEST_CASE("the hidden share of a started operation is the time without waiting")
 
 TEST_CASE("operations that are only enqueued are not measured, and one rank communicates nothing") {
   threads::run(2, [](threads::communicator c) {
-    enqueuing e;
-    e.inner = c;
     const auto book = std::make_shared<ledger>();
-    any_communicator all = any_communicator(e).counted(book);
+    any_communicator all = any_communicator(enqueuing(c)).counted(book);
     any_communicator alone = all.split(all.rank(), 0, "alone");
     communication_clock clock(*book);
     float x = 1;
