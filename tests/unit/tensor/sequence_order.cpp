@@ -49,11 +49,12 @@ runs_of random_runs(std::mt19937& random, std::int64_t from, std::int64_t to, bo
 constexpr std::size_t most_stored = 3 + 2 * 20;
 
 /// The position in the text of each stored token.
-std::map<std::int64_t, std::int64_t> places_of(const runs_of& runs) {
-  std::map<std::int64_t, std::int64_t> places;
+using places = std::map<std::int64_t, std::int64_t>;
+places places_of(const runs_of& runs) {
+  places all;
   for (const token_run& r : runs)
-    for (std::int64_t i = 0; i < r.length; ++i) places[r.at + i] = r.position + i;
-  return places;
+    for (std::int64_t i = 0; i < r.length; ++i) all[r.at + i] = r.position + i;
+  return all;
 }
 
 using mask_type = kernels::attention_mask;
@@ -62,6 +63,34 @@ bool visible(std::int64_t query, std::int64_t key, const mask_type& mask) {
   if (key < mask.prefix) return true;
   return (mask.after == mask.all || key <= query + mask.after) &&
          (mask.before == mask.all || query - key <= mask.before);
+}
+
+/// Checks that kernels compute each pair of stored tokens once that the mask allows: a kernel knows only where a piece
+/// starts, in memory and in the text, and its length.
+void check_coverage(const std::vector<visible_piece>& pieces, const runs_of& queries, const places& q_places,
+                    const places& k_places, const mask_type& mask) {
+  std::vector<int> covered(most_stored * most_stored), expected(covered.size());
+  const auto pair_of = [](std::int64_t q_at, std::int64_t k_at) {
+    return static_cast<std::size_t>(q_at) * most_stored + static_cast<std::size_t>(k_at);
+  };
+  for (const visible_piece& p : pieces) {
+    REQUIRE(p.first_run + p.runs <= queries.size());
+    CHECK(p.queries.at == queries[p.first_run].at);
+    CHECK(p.queries.position == queries[p.first_run].position);
+    std::int64_t length = 0, some = 0;
+    for (std::size_t r = 0; r < p.runs; ++r) length += queries[p.first_run + r].length;
+    CHECK(p.queries.length == length);
+    for (std::int64_t i = 0; i < p.queries.length; ++i)
+      for (std::int64_t j = 0; j < p.keys.length; ++j) {
+        if (!visible(p.queries.position + i, p.keys.position + j, mask)) continue;
+        ++covered.at(pair_of(p.queries.at + i, p.keys.at + j));
+        ++some;
+      }
+    CHECK(some > 0);  // every kernel call computes something
+  }
+  for (const auto& [q_at, q] : q_places)
+    for (const auto& [k_at, k] : k_places) expected.at(pair_of(q_at, k_at)) = visible(q, k, mask);
+  CHECK(covered == expected);
 }
 
 /// Masks for sequences of up to 24 positions.
@@ -93,30 +122,9 @@ TEST_CASE("pieces cover all visible pairs once, and are few") {
         const auto blocks = blocks_of(zig ? sequence_order::zigzag(32, ranks) : sequence_order::original(32), ranks);
         for (const runs_of& queries : blocks)
           for (const runs_of& keys : blocks) {
-            const bool exact = mask.needs_positions();
-            const auto stored = [](const runs_of& runs, std::int64_t at) {  // its position in the text
-              for (const token_run& r : runs)
-                if (at >= r.at && at < r.at + r.length) return r.position + at - r.at;
-              return std::int64_t{-1};
-            };
-            std::vector<int> seen(32 * 32);
-            const auto pieces = visible_pieces(queries, keys, mask, exact);
-            for (const visible_piece& p : pieces) {
-              CHECK(p.queries.at == queries[p.first_run].at);
-              for (std::int64_t i = 0; i < p.queries.length; ++i)
-                for (std::int64_t j = 0; j < p.keys.length; ++j) {
-                  const std::int64_t q = p.queries.position + i, k = p.keys.position + j;  // as a kernel masks
-                  if (visible(q, k, mask))
-                    ++seen[static_cast<std::size_t>(stored(queries, p.queries.at + i) * 32 +
-                                                    stored(keys, p.keys.at + j))];
-                }
-            }
-            for (const token_run& q : queries)
-              for (std::int64_t i = q.position; i < q.position + q.length; ++i)
-                for (const token_run& k : keys)
-                  for (std::int64_t j = k.position; j < k.position + k.length; ++j)
-                    CHECK(seen[static_cast<std::size_t>(i * 32 + j)] == visible(i, j, mask));
-            if (!exact) CHECK(pieces.size() <= (queries == keys ? queries.size() : 1));
+            const auto pieces = visible_pieces(queries, keys, mask, false);
+            check_coverage(pieces, queries, places_of(queries), places_of(keys), mask);
+            if (!mask.needs_positions()) CHECK(pieces.size() <= (queries == keys ? queries.size() : 1));
           }
       }
 }
@@ -147,7 +155,7 @@ TEST_CASE("visibility between random runs, and the number of visible pairs, equa
   std::mt19937 random(6);
   for (int round = 0; round < 300; ++round) {
     const runs_of queries = random_runs(random, 0, 24, true), keys = random_runs(random, 0, 24, true);
-    const std::map<std::int64_t, std::int64_t> q_places = places_of(queries), k_places = places_of(keys);
+    const places q_places = places_of(queries), k_places = places_of(keys);
     for (const mask_type& mask : masks) {
       std::int64_t pairs = 0;
       for (const auto& [q_at, q] : q_places)
@@ -171,7 +179,7 @@ TEST_CASE("pieces of random runs cover all pairs that the mask allows once, and 
         return k.position > q.position && k.position < q.position + q.length;
       });
     });
-    const std::map<std::int64_t, std::int64_t> q_places = places_of(queries), k_places = places_of(keys);
+    const places q_places = places_of(queries), k_places = places_of(keys);
     for (std::size_t m = 0; m < 2 * masks.size(); ++m) {
       const mask_type& mask = masks[m / 2];
       const bool documents = m % 2 == 1, exact = documents || mask.needs_positions();
@@ -179,31 +187,7 @@ TEST_CASE("pieces of random runs cover all pairs that the mask allows once, and 
       const std::vector<visible_piece> pieces = visible_pieces(queries, keys, mask, documents);
       CAPTURE(exact);
       CAPTURE(describe(mask));
-      // How often kernels compute each pair of stored tokens: a kernel knows only where a piece starts, in memory and
-      // in the text, and its length.
-      std::vector<int> covered(most_stored * most_stored), expected(covered.size());
-      const auto pair_of = [](std::int64_t q_at, std::int64_t k_at) {
-        return static_cast<std::size_t>(q_at) * most_stored + static_cast<std::size_t>(k_at);
-      };
-      for (const visible_piece& p : pieces) {
-        REQUIRE(p.first_run + p.runs <= queries.size());
-        CHECK(p.queries.at == queries[p.first_run].at);
-        CHECK(p.queries.position == queries[p.first_run].position);
-        std::int64_t length = 0, some = 0;
-        for (std::size_t r = 0; r < p.runs; ++r) length += queries[p.first_run + r].length;
-        CHECK(p.queries.length == length);
-        for (std::int64_t i = 0; i < p.queries.length; ++i)
-          for (std::int64_t j = 0; j < p.keys.length; ++j) {
-            if (!visible(p.queries.position + i, p.keys.position + j, mask)) continue;
-            ++covered.at(pair_of(p.queries.at + i, p.keys.at + j));
-            ++some;
-          }
-        CHECK(some > 0);  // every kernel call computes something
-      }
-      for (const auto& [q_at, q] : q_places)
-        for (const auto& [k_at, k] : k_places) expected.at(pair_of(q_at, k_at)) = visible(q, k, mask);
-      CHECK(covered == expected);
-
+      check_coverage(pieces, queries, q_places, k_places, mask);
       std::size_t seeing = 0;
       for (const token_run& q : queries)
         for (const token_run& k : keys) seeing += sees(q, k, mask) ? 1 : 0;
