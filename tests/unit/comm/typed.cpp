@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "plait/comm/threads.hpp"
@@ -166,22 +165,14 @@ std::vector<double> run_on(world& ranks) {
   const auto w2 = numbers(room[2], second_weight());
   const part<double, inner> h(here, a.data()), active(here, b.data());
   const part<double, terms> y_terms(here, c.data());
-  const auto product = [&](auto dim, double* out, const double* in, const double* w, const local_sizes& n) {
-    multiply(out, in, w, n[dim_of<seq>], n[dim.first], n[dim.second]);
+  const auto product_over = [](auto in_dim, auto out_dim) {
+    return [=](double* out, const double* in, const double* w, const local_sizes& n) {
+      multiply(out, in, w, n[dim_of<seq>], n[in_dim], n[out_dim]);
+    };
   };
-  apply(
-      rule::contraction,
-      [&](double* out, const double* in, const double* w, const local_sizes& n) {
-        product(std::pair(dim_of<hidden>, dim_of<ffn>), out, in, w, n);
-      },
-      h, x, w1);
+  apply(rule::contraction, product_over(dim_of<hidden>, dim_of<ffn>), h, x, w1);
   apply(rule::nonlinear, square, active, h);
-  apply(
-      rule::contraction,
-      [&](double* out, const double* in, const double* w, const local_sizes& n) {
-        product(std::pair(dim_of<ffn>, dim_of<vocab>), out, in, w, n);
-      },
-      y_terms, active, w2);
+  apply(rule::contraction, product_over(dim_of<ffn>, dim_of<vocab>), y_terms, active, w2);
   const part<double, result> y = group_over<tp>(ranks).all_reduce<result>(y_terms);
   const auto add_bias = [](double* out, const double* in) {
     for (std::int64_t i = 0; i < length * words; ++i) out[i] += in[i % words];
