@@ -34,7 +34,9 @@ struct stream {
 };
 struct event {
   cudaEvent_t handle = nullptr;
-  event() { REQUIRE(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming) == cudaSuccess); }
+  explicit event(unsigned flags = cudaEventDisableTiming) {
+    REQUIRE(cudaEventCreateWithFlags(&handle, flags) == cudaSuccess);
+  }
   event(const event&) = delete;
   ~event() { cudaEventDestroy(handle); }
   operator cudaEvent_t() const { return handle; }
@@ -232,37 +234,37 @@ TEST_CASE("stand-in: a forbidden call ends a capture") {
   int* device = zeros(1);
   stream a, b;
   event e;
-  const auto capture_with = [&](cudaStreamCaptureMode mode, const std::function<cudaError_t()>& forbidden,
-                                cudaError_t error) {
-    REQUIRE(cudaStreamBeginCapture(a, mode) == cudaSuccess);
-    launch(a, increment, device);
-    CHECK(forbidden() == error);
-    cudaGraph_t graph = nullptr;
-    CHECK(cudaStreamEndCapture(a, &graph) == (error == cudaSuccess ? cudaSuccess : cudaErrorStreamCaptureInvalidated));
-    if (graph) cudaGraphDestroy(graph);
-  };
   const auto local = cudaStreamCaptureModeThreadLocal, relaxed = cudaStreamCaptureModeRelaxed;
   const auto unsupported = cudaErrorStreamCaptureUnsupported;
   int host = 0;
   void* p = nullptr;
   const auto allocate = [&] { return cudaMalloc(&p, 4); };
-  capture_with(
-      local, [&] { return cudaStreamSynchronize(a); }, unsupported);
-  capture_with(
-      relaxed, [&] { return cudaStreamSynchronize(a); }, unsupported);
-  capture_with(
-      local, [&] { return cudaStreamSynchronize(b); }, cudaSuccess);
-  capture_with(
-      local, [&] { return cudaDeviceSynchronize(); }, unsupported);
-  capture_with(
-      local, [&] { return cudaStreamQuery(a); }, unsupported);
-  capture_with(local, allocate, unsupported);
-  capture_with(relaxed, allocate, cudaSuccess);
-  capture_with(
-      local, [&] { return cudaMemcpyAsync(&host, device, 4, cudaMemcpyDeviceToHost, a); }, unsupported);
   cudaEventRecord(e, b);
-  capture_with(
-      local, [&] { return cudaStreamWaitEvent(a, e, 0); }, cudaErrorStreamCaptureIsolation);
+  struct attempt {
+    cudaStreamCaptureMode mode;
+    std::function<cudaError_t()> call;
+    cudaError_t error;
+  };
+  const attempt attempts[] = {
+      {local, [&] { return cudaStreamSynchronize(a); }, unsupported},
+      {relaxed, [&] { return cudaStreamSynchronize(a); }, unsupported},
+      {local, [&] { return cudaStreamSynchronize(b); }, cudaSuccess},
+      {local, [&] { return cudaDeviceSynchronize(); }, unsupported},
+      {local, [&] { return cudaStreamQuery(a); }, unsupported},
+      {local, allocate, unsupported},
+      {relaxed, allocate, cudaSuccess},
+      {local, [&] { return cudaMemcpyAsync(&host, device, 4, cudaMemcpyDeviceToHost, a); }, unsupported},
+      {local, [&] { return cudaStreamWaitEvent(a, e, 0); }, cudaErrorStreamCaptureIsolation},
+  };
+  for (const attempt& made : attempts) {
+    REQUIRE(cudaStreamBeginCapture(a, made.mode) == cudaSuccess);
+    launch(a, increment, device);
+    CHECK(made.call() == made.error);
+    cudaGraph_t graph = nullptr;
+    const cudaError_t ended = cudaStreamEndCapture(a, &graph);
+    CHECK(ended == (made.error == cudaSuccess ? cudaSuccess : cudaErrorStreamCaptureInvalidated));
+    if (graph) cudaGraphDestroy(graph);
+  }
   cudaFree(p);
 
   REQUIRE(cudaStreamBeginCapture(a, local) == cudaSuccess);
@@ -310,22 +312,18 @@ constexpr std::size_t most = 64;
 
 /// Streams, events and memory, with the clock on: a fill takes as long as its number of bytes.
 struct timed {
-  cudaStream_t a = nullptr, b = nullptr;
-  cudaEvent_t first = nullptr, second = nullptr;
+  stream a, b;
+  event first{cudaEventDefault}, second{cudaEventDefault};
   char *left = nullptr, *right = nullptr;
 
   timed() {
     stand_in::runtime::instance().set_clock(
         [](const stand_in::task& t) { return t.kind == stand_in::work::fill ? t.size : 0; });
-    for (cudaStream_t* s : {&a, &b}) REQUIRE(cudaStreamCreateWithFlags(s, cudaStreamNonBlocking) == cudaSuccess);
-    for (cudaEvent_t* e : {&first, &second}) REQUIRE(cudaEventCreate(e) == cudaSuccess);
     for (char** p : {&left, &right}) REQUIRE(cudaMalloc(p, most) == cudaSuccess);
   }
   timed(const timed&) = delete;
   ~timed() {
     cudaDeviceSynchronize();
-    for (cudaStream_t s : {a, b}) cudaStreamDestroy(s);
-    for (cudaEvent_t e : {first, second}) cudaEventDestroy(e);
     for (char* p : {left, right}) cudaFree(p);
     stand_in::runtime::instance().set_clock(nullptr);
   }
@@ -415,13 +413,11 @@ TEST_CASE("stand-in clock: a replay takes the time of its streams in parallel") 
 }
 
 TEST_CASE("stand-in clock: no time passes while it is off") {
-  cudaStream_t s = nullptr;
+  stream s;
   char* p = nullptr;
-  REQUIRE(cudaStreamCreate(&s) == cudaSuccess);
   REQUIRE(cudaMalloc(&p, most) == cudaSuccess);
   cudaMemsetAsync(p, 0, most, s);
   cudaStreamSynchronize(s);
   CHECK(stand_in::time_of(s) == 0);
   cudaFree(p);
-  cudaStreamDestroy(s);
 }
