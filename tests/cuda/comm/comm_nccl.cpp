@@ -280,6 +280,7 @@ TEST_CASE("nccl: numbers of thread blocks out of range are refused before a comm
 }
 
 TEST_CASE("nccl: a communicator is split only if nothing is in flight on it and no graph is recorded") {
+  if (devices(2).empty()) return;
   on_ranks(2, [](rank_comm& comm, cuda& device) {
     auto x = make_buffer<float>(device, 1000);
     device.zero(x.data(), x.bytes(), device.main_stream());
@@ -320,6 +321,7 @@ TEST_CASE("nccl: a mesh makes a second communicator of all ranks only for messag
 
 #ifdef PLAIT_CUDA_STAND_IN
 TEST_CASE("nccl: every communicator of a rank has the thread blocks of its options") {
+  if (devices(2).empty()) return;
   std::atomic<int> made{0};
   on_ranks(2, {.min_ctas = 2, .max_ctas = 6}, [&](rank_comm& comm, cuda&) {
     rank_comm half = comm.split(0, comm.rank(), "half");
@@ -335,6 +337,7 @@ TEST_CASE("nccl: every communicator of a rank has the thread blocks of its optio
 }
 
 TEST_CASE("nccl: a mesh's communicators share the first one's resources on request") {
+  if (devices(4).empty()) return;
   const mesh_shape shape = mesh<axis<dp, 2>, axis<tp, 2>>().shape();
   for (const bool asked : {false, true}) {
     CAPTURE(asked);

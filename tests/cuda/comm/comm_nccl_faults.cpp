@@ -47,6 +47,7 @@ using plait::test::text_of;
 
 #ifdef PLAIT_CUDA_STAND_IN
 TEST_CASE("nccl: a query that fails ends the ranks, and does not count as a finished operation") {
+  if (devices(2).empty()) return;
   std::barrier both(2);
   const std::string text = text_of(2, {.deadline = 2}, [&](rank_comm& comm, cuda& device) {
     auto x = make_buffer<float>(device, 100);
@@ -86,6 +87,7 @@ TEST_CASE("nccl: only one thread at a time queries a communicator's state") {
 }
 
 TEST_CASE("nccl: ranks get the cause while communicators are being aborted") {
+  if (devices(2).empty()) return;
   std::atomic<double> waited{-1};
   std::atomic<bool> looking{false};
   stand_in::abort_seconds = 3;
@@ -110,6 +112,7 @@ TEST_CASE("nccl: ranks get the cause while communicators are being aborted") {
 }
 
 TEST_CASE("nccl: communicators are aborted in parallel, because one may wait for kernels of another") {
+  if (devices(2).empty()) return;
   stand_in::aborts_begun = 0;
   stand_in::aborts_together = 6;  // two ranks with three communicators each
   const std::string text = text_of(2, {.deadline = 60, .grace = 30}, [&](rank_comm& comm, cuda&) {
@@ -124,6 +127,7 @@ TEST_CASE("nccl: communicators are aborted in parallel, because one may wait for
 }
 
 TEST_CASE("nccl: a rank that fails while it owns a recorded graph throws at once, and the process continues") {
+  if (devices(2).empty()) return;
   // The aborts wait for the graph, and only the thread that throws can destroy the graph.
   const auto ends = [](const auto& fails) {
     std::atomic<double> waited{-1};
@@ -165,6 +169,7 @@ TEST_CASE("nccl: a rank that fails while it owns a recorded graph throws at once
 
 #ifndef PLAIT_TEST_THREAD_SANITIZER  // thread sanitizer does not follow a fork
 TEST_CASE("nccl: a process ends with the reason if aborting takes longer than the grace") {
+  if (devices(2).empty()) return;
   const auto aborts_for = [](double grace) {
     return death_message([=] {
       stand_in::abort_seconds = grace > 0 && grace < 1 ? 10 : 0.5;  // 10: even a busy machine sees that it is too long
@@ -185,6 +190,7 @@ TEST_CASE("nccl: a process ends with the reason if aborting takes longer than th
 #endif
 
 TEST_CASE("nccl: no thread makes a context on another rank's GPU") {
+  if (devices(2).empty()) return;
   stand_in::calls_without_device = 0;
   on_ranks(2, {.deadline = 5}, [](rank_comm& comm, cuda& device) {
     auto x = make_buffer<float>(device, 100);
@@ -215,6 +221,7 @@ TEST_CASE("nccl: a rank that never arrives") {
 
 #ifdef PLAIT_CUDA_STAND_IN
 TEST_CASE("nccl: calls on which NCCL would hang or corrupt data end all ranks") {
+  if (devices(2).empty()) return;
   const auto with = [&](const auto& odd) {
     return text_of(2, careful, [&](rank_comm& comm, cuda& device) {
       auto x = make_buffer<float>(device, 64);
