@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "stand_in/cuda/cub/device/device_radix_sort.cuh"
@@ -10,6 +11,7 @@
 #include "stand_in/cuda/cub/device/device_transform.cuh"
 #include "stand_in/cuda/cublasLt.h"
 #include "stand_in/cuda/cuda_runtime.h"
+#include "support/death_message.hpp"
 #include "unit/stand_in/on_device.hpp"
 
 namespace {
@@ -156,6 +158,11 @@ TEST_CASE("the stand-in's sums need scratch memory, and its maps none") {
   CHECK(on_host(total, 1)[0] == 16);
   REQUIRE(cub::DeviceTransform::Transform(x, rounded, 4, [](float v) { return static_cast<int>(v); }) == cudaSuccess);
   CHECK(on_host(rounded, 4) == std::vector<int>{1, 2, 3, -4});
+  const std::string words = plait::test::death_message([&] {
+    float here = 0;
+    cub::DeviceReduce::Sum(scratch, bytes, x, &here, 4);
+  });
+  CHECK(words.find("is handed a pointer to host memory: cub::DeviceReduce") != std::string::npos);
   for (void* p : {static_cast<void*>(x), static_cast<void*>(total), static_cast<void*>(rounded), scratch})
     CHECK(cudaFree(p) == cudaSuccess);
   static_cast<void>(cudaGetLastError());

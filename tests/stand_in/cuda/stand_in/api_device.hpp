@@ -120,7 +120,7 @@ inline cudaError_t check_launch(runtime& r, const cudaLaunchConfig_t& config, co
 /// A pointer among a kernel's arguments must point to device memory or to pinned memory.
 template <class T>
 void check_argument(runtime& r, const T& value, std::string_view kernel) {
-  if constexpr (std::is_pointer_v<T> && std::is_object_v<std::remove_pointer_t<T>>) {
+  if constexpr (std::is_pointer_v<T> && !std::is_function_v<std::remove_pointer_t<T>>) {
     const void* p = value;
     if (p && !arena::instance().contains(p) && !r.is_pinned(p)) {
       die("a kernel is handed a pointer to host memory: " + std::string(kernel));
