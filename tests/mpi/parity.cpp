@@ -11,7 +11,7 @@
 #include "plait/comm/mpi.hpp"
 #include "plait/schedule/generators.hpp"
 #include "plait/testing/program_parity.hpp"
-#include "support/pipeline_parity.hpp"
+#include "support/llama_parity.hpp"
 
 namespace {
 
@@ -30,48 +30,20 @@ void expect(bool holds, const std::string& what) {
   std::fprintf(stderr, "parity: %s\n", what.c_str());
 }
 
-void expect_tensors(const std::vector<named_values>& a, const std::vector<named_values>& b, double tolerance,
-                    const std::string& what) {
-  expect(a.size() == b.size(), what + ": another number of tensors");
-  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i)
-    expect(a[i].name == b[i].name && a[i].clean_padding && relative_difference(a[i].values, b[i].values) <= tolerance,
-           what + ": " + a[i].name);
-}
-
-void expect_parity(const rank_outcome& one, const rank_outcome& got, double tolerance, const std::string& where,
-                   bool predicted) {
-  for (std::size_t i = 0; i < one.steps.size(); ++i) {
-    expect(std::abs(got.steps[i].loss - one.steps[i].loss) <= tolerance * one.steps[i].loss, where + ": loss");
-    expect(std::abs(got.steps[i].gradient_norm - one.steps[i].gradient_norm) <= tolerance * one.steps[i].gradient_norm,
-           where + ": norm");
-    expect(got.steps[i].tokens == one.steps[i].tokens, where + ": tokens");
-  }
-  expect_tensors(got.initial, one.initial, 0.0, where + ": initial");
-  expect_tensors(got.first_gradients, one.first_gradients, tolerance, where + ": gradient of the first step");
-  expect_tensors(got.weights, one.weights, tolerance, where + ": weight");
-  expect(got.initial_hash == one.initial_hash, where + ": hash of the weights");
-  if (!predicted) return;
-  for (const ledger* book : {&got.measured, &got.predicted})
-    for (const ledger::row& row : book->rows)
-      for (int k = 0; k < collective_kinds; ++k) {
-        const auto m = got.measured.total(row.label, static_cast<collective>(k)),
-                   p = got.predicted.total(row.label, static_cast<collective>(k));
-        expect(m.calls == p.calls && m.payload == p.payload && m.wire == p.wire, where + ": ledger of " + row.label);
-      }
-}
-
+/// Compares this rank, of a mesh or of a pipeline, with one rank in its own process.
 template <class T, strategy S>
-void compare(mpi::communicator& world_of_mpi, const scenario& s, std::int64_t dp_ranks, std::int64_t tp_ranks,
-             std::int64_t cp_ranks = 1) {
-  const rank_outcome one = train_one<T, S>(s);
-  const tensor_extents split = split_tensor_ranks(tp_ranks, s.config.kv_heads);
-  world ranks(typename S::mesh{dp_ranks, cp_ranks, split.tp, split.tp_rep}.shape(), world_of_mpi);
+void compare(mpi::communicator& world_of_mpi, const scenario& s, const mesh_shape& mesh,
+             const schedule* plan = nullptr) {
+  const model_outcome one = train_one<T, S>(s);
+  const auto make = make_llama<T, S>(s.config, s.options);
+  const model_setup how = setup_of<T, S>(s);
+  pipeline_world ranks(mesh, any_communicator(world_of_mpi));
   cpu device;
-  const rank_outcome got = train_rank<T, S>(s, ranks, device);
-  expect_parity(one, got, parity_tolerance<T>,
-                "dp=" + std::to_string(dp_ranks) + " cp=" + std::to_string(cp_ranks) +
-                    " tp=" + std::to_string(tp_ranks) + " rank " + std::to_string(ranks.rank()),
-                predicted_here<T, cpu>);
+  const model_outcome got = train_rank(ranks, device, how, make, plan);
+  findings found = compare_models(got, one, how);
+  found.require(plan || got.parameters == one.parameters, "another number of parameters");
+  expect(found.empty(),
+         cat({describe(mesh), plan ? plan->name.str() : "", " rank ", world_of_mpi.rank(), ": ", found.text()}));
 }
 
 /// Compares the stages of a pipeline, one on each rank or, with several chunks, more.
@@ -79,18 +51,8 @@ void compare_pipeline(mpi::communicator& world_of_mpi, scenario s, std::int64_t 
   s.config.layers = plan.shape.stages() + 1;
   s.microbatches = plan.shape.microbatches;
   s.steps = 2;
-  const rank_outcome one = train_one<double, megatron_sp>(s);
   const mesh_shape shape = pipeline_mesh{world_of_mpi.size() / pp_ranks / 2, pp_ranks, 2}.shape(s.config.kv_heads);
-  pipeline_world ranks(shape, any_communicator(world_of_mpi));
-  cpu device;
-  const pipeline_outcome got = train_pipeline_rank<double, megatron_sp>(s, ranks, device, plan);
-  rank_outcome mine = one;
-  mine.initial = pick(one.initial, got.initial);
-  mine.first_gradients = pick(one.first_gradients, got.initial);
-  mine.weights = pick(one.weights, got.initial);
-  expect_parity(mine, got, parity_tolerance<double>,
-                plan.name.str() + " pp=" + std::to_string(pp_ranks) + " rank " + std::to_string(world_of_mpi.rank()),
-                true);
+  compare<double, megatron_sp>(world_of_mpi, s, shape, &plan);
 }
 
 /// Compares the records that processes write to files with the record of one process.
@@ -142,12 +104,12 @@ int main(int argc, char** argv) {
     const bool few = c.size() > 8;
     for (std::int64_t tp_ranks = 1; tp_ranks <= c.size(); ++tp_ranks) {
       if (c.size() % tp_ranks != 0 || (few && tp_ranks != 4)) continue;
-      compare<double, megatron_sp>(c, s, c.size() / tp_ranks, tp_ranks);
+      compare<double, megatron_sp>(c, s, mesh_of<megatron_sp>(s, c.size() / tp_ranks, tp_ranks));
       if (c.size() == 4 || tp_ranks == 4)
-        compare<float, stored_over_dp<chunked_sp>>(c, s, c.size() / tp_ranks, tp_ranks);
+        compare<float, stored_over_dp<chunked_sp>>(c, s, mesh_of<chunked_sp>(s, c.size() / tp_ranks, tp_ranks));
     }
-    if (!few) compare<double, megatron_sp>(c, s, 1, 1, c.size());
-    compare<double, megatron_sp>(c, s, 1, 2, c.size() / 2);
+    if (!few) compare<double, megatron_sp>(c, s, mesh_of<megatron_sp>(s, 1, 1, c.size()));
+    compare<double, megatron_sp>(c, s, mesh_of<megatron_sp>(s, 1, 2, c.size() / 2));
     for (int pp_ranks = few ? 4 : 2; pp_ranks * 2 <= c.size(); pp_ranks *= 2) {
       compare_pipeline(c, s, pp_ranks, make_schedule<one_f_one_b>(pp_ranks, 4));
       compare_pipeline(c, s, pp_ranks, make_schedule<zb_v>(pp_ranks, 8));

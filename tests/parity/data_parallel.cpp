@@ -37,7 +37,7 @@ TEST_CASE("stages of two chunks, whose first and last stage may be on one rank")
       s.microbatches = 4;
       s.steps = 2;
       s.config.tie_embeddings = turn % 2 == 0;
-      const rank_outcome one = train_one<double, megatron_sp>(s);
+      const model_outcome one = train_one<double, megatron_sp>(s);
       const pipeline_mesh m{2, 2, 2, 2};
       policy_settings k = draw_settings(level, m, false, drawn_numbers(static_cast<std::uint64_t>(1000 + turn), 2));
       k.clip = true, k.microbatches = 4;

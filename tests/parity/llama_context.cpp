@@ -26,12 +26,11 @@ scenario of_two_steps() {
 void check(const scenario& s, std::initializer_list<four> meshes) {
   scenario whole = s;
   whole.microbatches = 1;
-  const rank_outcome one = std::move(train_ranks<double, under<contiguous>>(whole, four{1, 1, 1, 1})[0]);
+  const model_outcome one = train_one<double, under<contiguous>>(whole);
   CHECK(std::isfinite(one.steps[1].loss));
   for (const four& mesh : meshes) {
-    INFO(describe(mesh.shape()));
-    check_ranks<double>(one, train_ranks<double, under<contiguous>>(s, mesh));
-    check_ranks<double>(one, train_ranks<double, under<zigzag>>(s, mesh));
+    check_ranks<double, under<contiguous>>(s, one, mesh.shape());
+    check_ranks<double, under<zigzag>>(s, one, mesh.shape());
   }
 }
 
@@ -62,7 +61,6 @@ TEST_CASE("windows and packed documents, recomputed") {
   s.options.attention.mask = kernels::attention_mask::window(5);
   check(s, {four{2, 2, 1, 1}});
   s.options.attention = {.documents = true, .context = chosen_policy::ulysses};
-  s.documents = true;
   s.microbatches = 2;
   check(s, {four{1, 2, 2, 1}, four{1, 4, 1, 2}});
 }

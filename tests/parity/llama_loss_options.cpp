@@ -32,7 +32,7 @@ TEST_CASE("all tokens of one data-parallel rank are masked") {
 TEST_CASE("all tokens of one microbatch are masked") {
   scenario s{small_config()};
   s.masked_from = 4, s.masked_to = 8;
-  const rank_outcome one = train_one<double, megatron_sp>(s);
+  const model_outcome one = train_one<double, megatron_sp>(s);
   s.microbatches = 4;
   check_mesh<double, megatron_sp>(s, one, 1, 1);
   check_mesh<double, megatron_sp>(s, one, 2, 2);
@@ -43,7 +43,7 @@ TEST_CASE("with no token counted there is no loss, no gradient and no NaN") {
   scenario s = smoothed();
   s.masked_from = 0, s.masked_to = s.batch;
   for (const auto& [dp_ranks, tp_ranks] : {std::pair{1, 1}, {2, 2}}) {
-    for (const rank_outcome& r : train_mesh<double, megatron_sp>(s, dp_ranks, tp_ranks)) {
+    for (const model_outcome& r : train_mesh<double, megatron_sp>(s, dp_ranks, tp_ranks)) {
       CHECK(r.steps[0].loss == 0);
       CHECK(r.steps[0].gradient_norm == 0);
       CHECK(r.steps[0].tokens == 0);
@@ -55,7 +55,7 @@ TEST_CASE("with no token counted there is no loss, no gradient and no NaN") {
 
 TEST_CASE("the number of microbatches changes neither results nor bytes on dp") {
   scenario s{small_config()};
-  const rank_outcome one = train_one<double, megatron_sp>(s);
+  const model_outcome one = train_one<double, megatron_sp>(s);
   std::uint64_t bytes_on_dp = 0;
   for (const std::int64_t microbatches : {1, 2, 4}) {
     s.microbatches = microbatches;
@@ -63,10 +63,10 @@ TEST_CASE("the number of microbatches changes neither results nor bytes on dp") 
     check_mesh<double, megatron_sp>(s, one, 2, 2);
     check_mesh<double, megatron_sp>(s, one, 4, 4);
     check_mesh<double, stored_over_dp<megatron_sp>>(s, one, 2, 2);
-    const std::vector<rank_outcome> all = train_mesh<double, megatron_sp>(s, 4, 2);
+    const std::vector<model_outcome> all = train_mesh<double, megatron_sp>(s, 4, 2);
     std::uint64_t bytes = 0;
-    for (const ledger::row& row : all[0].measured.rows)
-      if (row.label.find("dp") != std::string::npos) bytes += all[0].measured.total(row.label).wire;
+    for (const ledger::row& row : all[0].sent.rows)
+      if (row.label.find("dp") != std::string::npos) bytes += all[0].sent.total(row.label).wire;
     if (microbatches == 1) bytes_on_dp = bytes;
     CHECK(bytes > 0);
     CHECK(bytes == bytes_on_dp);
@@ -76,7 +76,7 @@ TEST_CASE("the number of microbatches changes neither results nor bytes on dp") 
 TEST_CASE("the loss in chunks of tokens has the same value and gradients") {
   scenario s = smoothed();
   s.masked_from = 4, s.masked_to = 8;
-  const rank_outcome one = train_one<double, megatron_sp>(s);
+  const model_outcome one = train_one<double, megatron_sp>(s);
   s.options.loss_chunks = 2, s.microbatches = 2;
   check_mesh<double, megatron_sp>(s, one, 1, 1);
   check_mesh<double, megatron_sp>(s, one, 2, 4);
@@ -85,12 +85,12 @@ TEST_CASE("the loss in chunks of tokens has the same value and gradients") {
   check_mesh<double, megatron_sp>(s, one, 2, 2);
   scenario uneven = smoothed();
   uneven.seq = 13;
-  const rank_outcome whole = train_one<double, megatron_sp>(uneven);
+  const model_outcome whole = train_one<double, megatron_sp>(uneven);
   uneven.options.loss_chunks = 2;
   check_mesh<double, megatron_sp>(uneven, whole, 2, 4);
   s.config.tie_embeddings = true;
   s.options.loss_chunks = 1;
-  const rank_outcome tied = train_one<double, megatron_sp>(s);
+  const model_outcome tied = train_one<double, megatron_sp>(s);
   s.options.loss_chunks = 4;
   s.parallel.parallel.level = zero_level::parameters;
   check_mesh<double, megatron_sp>(s, tied, 4, 2);

@@ -2,7 +2,7 @@
 // program: pipelines
 // A Llama trained with Muon equals one rank, in double, on meshes of every axis.
 #include "plait/schedule/generators.hpp"
-#include "support/pipeline_parity.hpp"
+#include "support/llama_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -20,7 +20,7 @@ scenario with_muon(muon_options options = {}) {
 }
 
 void check_on(const scenario& s, std::initializer_list<pipeline_mesh> meshes) {
-  const rank_outcome one = train_one<double, megatron_sp>(s);
+  const model_outcome one = train_one<double, megatron_sp>(s);
   for (const pipeline_mesh& m : meshes)
     check_pipeline<double, megatron_sp>(
         s, one, m, make_schedule<one_f_one_b>(static_cast<int>(m.pp), static_cast<int>(s.microbatches)));

@@ -3,7 +3,7 @@
 // Pipelines, in double: every schedule, on meshes of up to 16 ranks, equals one rank.
 #include "plait/models/llama_stages.hpp"
 #include "plait/schedule/generators.hpp"
-#include "support/pipeline_parity.hpp"
+#include "support/llama_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;
@@ -21,7 +21,7 @@ scenario tiny(std::int64_t layers, std::int64_t microbatches) {
 }
 
 template <class Policy>
-void check(const scenario& s, const rank_outcome& one, std::initializer_list<pipeline_mesh> meshes) {
+void check(const scenario& s, const model_outcome& one, std::initializer_list<pipeline_mesh> meshes) {
   for (const pipeline_mesh& m : meshes)
     check_pipeline<double, megatron_sp>(
         s, one, m, make_schedule<Policy>(static_cast<int>(m.pp), static_cast<int>(s.microbatches)));
@@ -31,7 +31,7 @@ void check(const scenario& s, const rank_outcome& one, std::initializer_list<pip
 
 TEST_CASE("one chunk a rank") {
   const scenario s = tiny(17, 8);
-  const rank_outcome one = train_one<double, megatron_sp>(s);
+  const model_outcome one = train_one<double, megatron_sp>(s);
   CHECK(one.steps.back().loss < one.steps.front().loss);
   check<gpipe>(s, one, {{1, 1, 1}, {1, 2, 1}, {2, 4, 2}, {1, 16, 1}});
   check<one_f_one_b>(s, one, {{1, 1, 1}, {1, 3, 1}, {2, 2, 2}, {2, 2, 4}, {1, 16, 1}});
@@ -41,7 +41,7 @@ TEST_CASE("one chunk a rank") {
 
 TEST_CASE("several chunks a rank") {
   const scenario s = tiny(17, 8);
-  const rank_outcome one = train_one<double, megatron_sp>(s);
+  const model_outcome one = train_one<double, megatron_sp>(s);
   check<interleaved<2>>(s, one, {{1, 2, 1}, {2, 4, 2}, {1, 8, 1}});
   check<interleaved<4>>(s, one, {{2, 2, 1}, {1, 4, 1}, {1, 1, 1}});
   check<zb_v>(s, one, {{1, 2, 1}, {2, 4, 2}, {1, 8, 2}});
@@ -51,7 +51,7 @@ TEST_CASE("several chunks a rank") {
 TEST_CASE("tied embeddings, on one rank and on two, and the loss in chunks of tokens") {
   scenario s = tiny(5, 4);
   s.config.tie_embeddings = true;
-  const rank_outcome one = train_one<double, megatron_sp>(s);
+  const model_outcome one = train_one<double, megatron_sp>(s);
   s.options.loss_chunks = 4;
   check<one_f_one_b>(s, one, {{1, 2, 1}, {2, 3, 2}});
   check<zb_h1>(s, one, {{1, 4, 2}});
@@ -63,7 +63,7 @@ TEST_CASE("microbatches that pp does not divide, all tokens of some masked") {
   for (const std::int64_t microbatches : {1, 2, 16}) {
     scenario s = tiny(5, microbatches);
     s.masked_from = 4, s.masked_to = 9;
-    const rank_outcome one = train_one<double, megatron_sp>(s);
+    const model_outcome one = train_one<double, megatron_sp>(s);
     check<gpipe>(s, one, {{1, 3, 1}, {1, 4, 2}});
     s.options.loss_chunks = 2;
     check<one_f_one_b>(s, one, {{1, 3, 1}, {1, 4, 1}});
@@ -74,16 +74,16 @@ TEST_CASE("microbatches that pp does not divide, all tokens of some masked") {
 
 TEST_CASE("packed documents, different in every microbatch") {
   scenario s = tiny(5, 4);
-  s.documents = s.options.attention.documents = true;
+  s.options.attention.documents = true;
   for (const recompute keep : {recompute::none, recompute::full}) {
     s.options.keep = keep;
-    const rank_outcome one = train_one<double, megatron_sp>(s);
+    const model_outcome one = train_one<double, megatron_sp>(s);
     check<one_f_one_b>(s, one, {{1, 2, 1, 2}, {2, 3, 1, 1}});
     check<zb_v>(s, one, {{1, 2, 2, 2}});
   }
   scenario plain = s;
-  plain.documents = plain.options.attention.documents = false;
-  const rank_outcome without = train_one<double, megatron_sp>(plain), with = train_one<double, megatron_sp>(s);
+  plain.options.attention.documents = false;
+  const model_outcome without = train_one<double, megatron_sp>(plain), with = train_one<double, megatron_sp>(s);
   CHECK(without.steps[0].loss != with.steps[0].loss);
 }
 
@@ -93,7 +93,7 @@ TEST_CASE("recomputation, dropout, biases, parameters stored over dp") {
   s.options.dropout = 0.1;
   for (const recompute keep : {recompute::none, recompute::selective, recompute::full}) {
     s.options.keep = keep;
-    const rank_outcome one = train_one<double, megatron_sp>(s);
+    const model_outcome one = train_one<double, megatron_sp>(s);
     check<one_f_one_b>(s, one, {{2, 2, 1}});
     check<zb_h1>(s, one, {{1, 2, 2}});
     if (keep == recompute::full)

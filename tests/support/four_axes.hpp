@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipeline_parity.hpp"
+#include "llama_parity.hpp"
 #include "plait/schedule/generators.hpp"
 
 /// Tests on meshes dp x pp x cp x tp. Schedules and policies of context parallelism alternate, so that all of them run
@@ -63,7 +63,7 @@ scenario four_axes_scenario(std::int64_t ranks = 16) {
 /// the number of factorisations.
 template <class T, strategy First, strategy Second>
 int check_four_axes(std::initializer_list<std::int64_t> sizes) {
-  std::map<std::array<std::int64_t, 3>, rank_outcome> one_rank;  // by sequences, microbatches and layers
+  std::map<std::array<std::int64_t, 3>, model_outcome> one_rank;  // by sequences, microbatches and layers
   int turn = 0;
   for (const std::int64_t ranks : sizes)
     for (const pipeline_mesh& m : factorisations(ranks)) {

@@ -145,8 +145,11 @@ struct model_setup {
   /// Whether the sizes of exchanges depend on values, as those of experts do. Then only the number of exchanges is
   /// compared.
   bool ragged = false;
+  bool late_results = false;  ///< whether only the last step's results are read
   /// The token of a sample at a position; empty: `learnable_token`.
   std::function<std::int64_t(std::int64_t sample, std::int64_t position)> token{};
+  /// Whether the label of a sample at a position is ignored, in addition to those that always are.
+  std::function<bool(std::int64_t sample, std::int64_t position)> ignored{};
   /// Whether the gradient of a parameter is mathematically zero, so that computed values are rounding errors. An
   /// example is the bias of attention's keys.
   std::function<bool(const std::string& name)> vanishes{};
@@ -157,7 +160,9 @@ struct model_outcome {
   std::vector<step_result> steps;
   std::vector<named_values> initial, first_gradients, last_gradients, weights;
   std::uint64_t initial_hash = 0;
+  bool compares = false;                            ///< whether there is a dry run
   ledger sent, predicted;                           ///< by the last step
+  posted_program posted;                            ///< collectives and messages that the dry run starts
   std::int64_t kept_bytes = 0, predicted_kept = 0;  ///< between passes, at most
   double kept = 0, kept_by_schedule = 0;            ///< most microbatches in the chunks of this rank at a time
   std::int64_t parameters = 0;                      ///< logical elements that count on this rank
@@ -169,6 +174,19 @@ namespace detail {
 template <class Make, class Device>
 using made_stage = std::remove_pointer_t<
     decltype(std::declval<Make&>()(std::declval<const context<Device>&>(), stage_layers{}, nullptr).get())>;
+
+}  // namespace detail
+
+/// This rank's stages of a model with this number of layers. The first and the last stage have fewer layers than the
+/// others. `make(part, first)` makes a stage.
+template <class Stage, class Device, class Make>
+pipeline<Stage> make_stages(const context<Device>& ctx, any_communicator along, std::int64_t layers,
+                            const schedule& plan, const pipeline_options& how, const Make& make) {
+  const stage_costs balance{std::vector<double>(static_cast<std::size_t>(layers), 1.0), 0.2, 0.7};
+  return pipeline<Stage>(ctx, std::move(along), plan, split_layers(balance, plan.shape.stages()), make, how);
+}
+
+namespace detail {
 
 /// This rank's stages by the schedule, or the whole model.
 template <class Device, class Make>
@@ -182,10 +200,8 @@ class made_model {
       pipe_ = std::make_unique<pipeline<stage>>(ctx, *whole_, static_cast<int>(how.microbatches), how.parallel);
       return;
     }
-    const stage_costs balance{std::vector<double>(static_cast<std::size_t>(how.layers), 1.0), 0.2, 0.7};
-    const std::vector<stage_layers> parts = split_layers(balance, plan->shape.stages());
     const auto stage_of = [&](stage_layers part, stage* first) { return make(ctx, part, first); };
-    pipe_ = std::make_unique<pipeline<stage>>(ctx, along, *plan, parts, stage_of, how.parallel);
+    pipe_.reset(new pipeline<stage>(make_stages<stage>(ctx, along, how.layers, *plan, how.parallel, stage_of)));
   }
   pipeline<stage>& operator*() { return *pipe_; }
 
@@ -232,30 +248,38 @@ step_plan predict_model(const mesh_shape& mesh, std::int64_t rank, const model_s
   return dry_run_step(ctx, *model, optimizer);
 }
 
-namespace detail {
+/// Whether a model is compared with its dry run. In float and bf16 on the cpu it is not: only sizes differ from double
+/// there, and the layers would be compiled once more for it.
+template <class T, class Device>
+inline constexpr bool predicted_here = sizeof(T) == 8 || !std::is_same_v<Device, cpu>;
 
-/// Loads the tokens, labels and starts of documents of step `i`. Some labels are ignored; a sample has three documents.
-template <class Step, class Device>
-void load_step(Step& step, const context<Device>& ctx, const model_setup& how, std::int64_t i) {
+/// Fills the tokens and labels of a microbatch whose first sample is `first`. Some labels are `ignored`.
+inline void fill_tokens(const model_setup& how, std::int64_t first, host_tokens& ids, host_tokens& labels,
+                        std::int64_t ignored = -100) {
   const auto token = [&](std::int64_t sample, std::int64_t position) {
     return how.token ? how.token(sample, position) : learnable_token(sample, position, how.vocab);
   };
-  step.load(ctx, i * how.batch, [&](std::int64_t k, auto& ids, auto& labels, host_starts& starts) {
+  ids.fill([&](std::int64_t row, std::int64_t position) { return token(first + row, position); });
+  labels.fill([&](std::int64_t row, std::int64_t position) {
+    const std::int64_t sample = first + row;
+    const bool masked = (sample % 3 == 0 && position < 4) || (how.ignored && how.ignored(sample, position));
+    return masked ? ignored : token(sample, position + 1);
+  });
+}
+
+/// Loads the tokens, labels and starts of documents of step `i`; a sample has three documents.
+template <class Step, class Device>
+void load_step(const context<Device>& ctx, Step& step, const model_setup& how, std::int64_t i) {
+  step.load(ctx, i * how.batch, [&](std::int64_t k, host_tokens& ids, host_tokens& labels, host_starts& starts) {
     const std::int64_t before = i * how.batch + k * (how.batch / how.microbatches);
     const std::int64_t second = ids.stored_part().global[1] * 2 / 3;
-    ids.fill([&](std::int64_t sample, std::int64_t position) { return token(before + sample, position); });
-    labels.fill([&](std::int64_t sample, std::int64_t position) {
-      const bool ignored = (before + sample) % 3 == 0 && position < 4;
-      return ignored ? step.model().ignore_index() : token(before + sample, position + 1);
-    });
+    fill_tokens(how, before, ids, labels, step.model().ignore_index());
     starts.fill([&](std::int64_t sample, std::int64_t position) {
       const std::int64_t first = 1 + (before + sample) % 3;
       return position < first ? 0 : position < second ? first : second;
     });
   });
 }
-
-}  // namespace detail
 
 /// Trains on one rank's share of `ranks`.
 template <class Device, class Make>
@@ -266,7 +290,8 @@ model_outcome train_rank(pipeline_world& ranks, Device& device, const model_setu
   detail::made_model<Device, Make> made(ctx, ranks.along(), how, plan, make);
   auto& model = *made;
   using stage_type = typename std::remove_reference_t<decltype(model)>::stage_type;
-  chosen_optimizer<typename stage_type::precision_type, Device> optimizer(how.optimizer);
+  using precision = typename stage_type::precision_type;
+  chosen_optimizer<precision, Device> optimizer(how.optimizer);
   initialize(ctx, model);
   model_outcome out;
   out.initial = gather_values(ctx, model);
@@ -274,7 +299,7 @@ model_outcome train_rank(pipeline_world& ranks, Device& device, const model_setu
   training_step step(ctx, model, optimizer, how.clip);
   std::vector<pipeline_event> events;
   for (std::int64_t i = 0; i < how.steps; ++i) {
-    detail::load_step(step, ctx, how, i);
+    load_step(ctx, step, how, i);
     stage.ledger().clear();
     events.clear();
     optimizer.begin_step(ctx, how.learning_rate);
@@ -282,7 +307,7 @@ model_outcome train_rank(pipeline_world& ranks, Device& device, const model_setu
     model.executor().events = &events;
     step.run(ctx);
     model.executor().events = nullptr;
-    out.steps.push_back(step.result(ctx));
+    if (!how.late_results || i + 1 == how.steps) out.steps.push_back(step.result(ctx));
     out.kept_bytes = 0;
     for (const pipeline_event& e : events)
       if (e.memory > before) out.kept_bytes = std::max(out.kept_bytes, static_cast<std::int64_t>(e.memory - before));
@@ -291,9 +316,13 @@ model_outcome train_rank(pipeline_world& ranks, Device& device, const model_setu
   }
   out.last_gradients = gather_gradients(ctx, model);
   out.weights = gather_values(ctx, model);
-  const step_plan predicted = predict_model(ranks.shape(), ranks.root().rank(), how, make, plan);
-  out.predicted = predicted.traffic;
-  out.predicted_kept = predicted.kept_bytes;
+  if constexpr (predicted_here<precision, Device>) {
+    const step_plan predicted = predict_model(ranks.shape(), ranks.root().rank(), how, make, plan);
+    out.compares = true;
+    out.predicted = predicted.traffic;
+    out.posted = predicted.posted;
+    out.predicted_kept = predicted.kept_bytes;
+  }
   out.kept = most_kept(events);
   out.kept_by_schedule =
       plan ? peak_activations(*plan, ranks.along().rank()) * plan->shape.chunks : (how.microbatches > 0 ? 1 : 0);
@@ -357,7 +386,8 @@ model_outcome train_alone(const mesh_shape& mesh, const model_setup& how, Make& 
 /// bitwise equal.
 inline findings compare_models(const model_outcome& got, const model_outcome& one, const model_setup& how) {
   findings found;
-  for (std::size_t i = 0; i < one.steps.size(); ++i) {
+  found.require(got.steps.size() == one.steps.size(), "another number of results than of one rank");
+  for (std::size_t i = 0; i < std::min(got.steps.size(), one.steps.size()); ++i) {
     const step_result &a = got.steps[i], &b = one.steps[i];
     const std::string step = cat({"step ", i});
     found.require(a.tokens == b.tokens, cat({step, " counts ", a.tokens, " tokens, and one rank ", b.tokens}));
@@ -376,12 +406,14 @@ inline findings compare_models(const model_outcome& got, const model_outcome& on
   found.add(compare_named(got.last_gradients, one.last_gradients, how.tolerance, how.vanishes, whole),
             "gradient of the last step");
   found.add(compare_named(got.weights, one.weights, how.tolerance, how.vanishes), "weight after the last step");
-  found.add(compare_ledgers(got.sent, got.predicted, true, how.ragged), "what is sent, and the dry run's prediction");
+  if (got.compares)
+    found.add(compare_ledgers(got.sent, got.predicted, true, how.ragged), "what is sent, and the dry run's prediction");
   return found;
 }
 
 /// Compares every rank of `mesh` with `one`. Also reports a parameter that is on no stage or on two, and an axis of
-/// several ranks that shards nothing and sends nothing, so that the case does not test it.
+/// several ranks that shards nothing and sends nothing, so that the case does not test it. The collectives and messages
+/// of all ranks must have one order.
 template <class Make, class Launch = on_cpu>
 findings check_model_on(const mesh_shape& mesh, const model_setup& how, const model_outcome& one, Make& make,
                         const schedule* plan = nullptr, const Launch& launch = {}) {
@@ -395,7 +427,7 @@ findings check_model_on(const mesh_shape& mesh, const model_setup& how, const mo
     found.add(compare_models(all[r], one, how), rank);
     if (!(all[r].kept == all[r].kept_by_schedule))
       found.add(cat({rank, " keeps ", all[r].kept, " microbatches, and its schedule says ", all[r].kept_by_schedule}));
-    if (!plan && !how.ragged &&
+    if (all[r].compares && !plan && !how.ragged &&
         all[r].kept_bytes != all[r].predicted_kept)  // in a pipeline, the time when messages arrive varies
       found.add(cat({rank, " keeps ", all[r].kept_bytes, " bytes, and the dry run said ", all[r].predicted_kept}));
     if (mesh.group_of(static_cast<std::int64_t>(r), axis_list(axis_of<pp>)) == 0) parameters += all[r].parameters;
@@ -405,6 +437,12 @@ findings check_model_on(const mesh_shape& mesh, const model_setup& how, const mo
   }
   if (parameters != one.parameters)
     found.add(cat({where, ": the stages have ", parameters, " parameters, and one rank ", one.parameters}));
+  if (all[0].compares) {
+    std::vector<posted_program> posted;
+    for (const model_outcome& rank : all) posted.push_back(rank.posted);
+    const std::string order = describe(verify_order(posted));
+    found.require(order == "ok", cat({where, ": ", order}));
+  }
   for (axis_id axis : mesh.axes)
     found.require(mesh.extent(axis) == 1 || works.contains(axis),
                   cat({where, ": nothing is sharded or sent over ", axis.text()}));

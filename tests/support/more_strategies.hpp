@@ -3,12 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <memory>
 #include <vector>
 
-#include "plait/models/llama.hpp"
 #include "plait/nn/strategy.hpp"
-#include "support/model_parity.hpp"
+#include "support/llama_parity.hpp"
 #include "support/split_strategy.hpp"
 
 /// Strategies that the library does not have, each in a few lines, and Llamas with them.
@@ -79,10 +77,7 @@ findings check_llama(std::initializer_list<std::vector<std::int64_t>> meshes, co
     mesh_shape& shape = shapes.emplace_back();
     for (std::size_t i = 0; i < extents.size(); ++i) shape.add(S::mesh::static_shape().axes[i], extents[i]);
   }
-  const auto make = [=](const auto& ctx, stage_layers part, auto first) {
-    return std::make_unique<llama<double, S, device_of<decltype(ctx)>>>(ctx, config, options, part, first);
-  };
-  return check_model(shapes.front(), shapes, how, make, launch);
+  return check_model(shapes.front(), shapes, how, make_llama<double, S>(config, options), launch);
 }
 
 }  // namespace plait::test

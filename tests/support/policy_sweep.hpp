@@ -146,7 +146,7 @@ class policy_sweep {
     met_["reshard, prefetch"].emplace(k.reshard, k.prefetch);
   }
 
-  std::map<std::tuple<std::int64_t, int, std::int64_t, bool, bool, bool>, rank_outcome> one_rank_;
+  std::map<std::tuple<std::int64_t, int, std::int64_t, bool, bool, bool>, model_outcome> one_rank_;
   std::map<std::string, std::set<std::pair<int, int>>> met_;
   int runs_ = 0;
 };

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "plait/parallel/optim/chosen_optimizer.hpp"
-#include "support/deep_llama.hpp"
+#include "support/llama_parity.hpp"
 #include "support/on_mesh.hpp"
 #include "support/texts.hpp"
 

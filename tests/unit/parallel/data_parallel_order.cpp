@@ -12,9 +12,8 @@
 
 #include "plait/parallel/world.hpp"
 #include "plait/schedule/generators.hpp"
-#include "support/deep_llama.hpp"
+#include "support/llama_parity.hpp"
 #include "support/on_mesh.hpp"
-#include "support/pipeline_parity.hpp"
 #include "support/slow_link.hpp"
 
 using namespace plait;

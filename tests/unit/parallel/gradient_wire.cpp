@@ -53,9 +53,9 @@ TEST_CASE("training with gradients reduced in bf16 is near the one in float") {
   for (const zero_level level : {zero_level::replicated, zero_level::gradients}) {
     s.parallel.parallel.level = level;
     s.parallel.wire = gradient_wire::full;
-    const rank_outcome full = std::move(train_mesh<float, megatron_sp>(s, 4, 1)[0]);
+    const model_outcome full = std::move(train_mesh<float, megatron_sp>(s, 4, 1)[0]);
     s.parallel.wire = gradient_wire::bf16;
-    const rank_outcome half = std::move(train_mesh<float, megatron_sp>(s, 4, 1)[0]);
+    const model_outcome half = std::move(train_mesh<float, megatron_sp>(s, 4, 1)[0]);
     // Four terms and a sum, each rounded by at most 2^-9 of itself.
     check_tensors(half.first_gradients, full.first_gradients, 0x1p-8, "gradient of the first step");
     CHECK(std::abs(half.steps[0].gradient_norm - full.steps[0].gradient_norm) < 0x1p-9 * full.steps[0].gradient_norm);

@@ -12,7 +12,7 @@
 #include "plait/parallel/world.hpp"
 #include "plait/plan/dry_run.hpp"
 #include "plait/schedule/parse.hpp"
-#include "support/pipeline_parity.hpp"
+#include "support/llama_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;

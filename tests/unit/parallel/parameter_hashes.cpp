@@ -12,8 +12,7 @@
 #include "plait/models/llama_stages.hpp"
 #include "plait/parallel/world.hpp"
 #include "plait/schedule/generators.hpp"
-#include "support/deep_llama.hpp"
-#include "support/pipeline_parity.hpp"
+#include "support/llama_parity.hpp"
 
 using namespace plait;
 using namespace plait::test;

@@ -9,7 +9,7 @@
 
 #include "plait/parallel/world.hpp"
 #include "plait/schedule/parse.hpp"
-#include "support/pipeline_parity.hpp"
+#include "support/llama_parity.hpp"
 #include "support/texts.hpp"
 #include "train_llama/fit_recompute.hpp"
 
@@ -86,7 +86,7 @@ held train(const recomputed_run& run, Keep&& keep) {
     training_step step(ctx, model, optimizer, 1.0);
     model.visit([&](auto& p) { p.initialize(ctx); });
     for (int i = 0; i < 2; ++i) {
-      load_samples(ctx, step, run.s, i);
+      load_step(ctx, step, run.s.setup(), i);
       optimizer.begin_step(ctx, 1e-3);
       const auto before = static_cast<std::int64_t>(device.bytes_in_use());
       std::vector<pipeline_event> events;
