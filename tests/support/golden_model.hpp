@@ -17,6 +17,7 @@
 #include "plait/core/macros_off.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/models/weights_order.hpp"
+#include "plait/nn/linear/lora.hpp"
 #include "support/whole_tensor.hpp"
 
 namespace plait::test {
@@ -35,11 +36,12 @@ struct golden_findings {
   bool padding_is_zero = true;
 };
 
-/// The golden gradients, by the model's names of its parameters.
-inline std::vector<weight_tensor> golden_gradients(const std::string& file, const llama_config& config) {
+/// The golden gradients, by the model's names of its parameters; the file has `prefix` before them.
+inline std::vector<weight_tensor> golden_gradients(const std::string& file, const llama_config& config,
+                                                   const std::string& prefix) {
   std::vector<weight_tensor> all;
   for (weight_tensor& e : weights_of_file(file, "path"))
-    if (e.name.starts_with("grad.")) all.push_back(std::move(e)), all.back().name.erase(0, 5);
+    if (e.name.starts_with(prefix)) all.push_back(std::move(e)), all.back().name.erase(0, prefix.size());
   return config.mixture.experts > 0 ? weights_of_experts(all, config, file) : all;
 }
 
@@ -51,13 +53,18 @@ inline std::vector<double> values_of(const std::vector<weight_tensor>& all, cons
   return {values.begin(), values.end()};
 }
 
-/// Runs the model of `folder` with `weights` on a mesh.
+/// The names that peft gives a model's parameters begin with this.
+inline const std::string peft_prefix = "base_model.model.";
+
+/// Runs the model of `folder` with `weights` on a mesh. If it is `adapted`, only its adapters are trained.
 template <class Model, strategy S>
 golden_findings run_golden(const std::string& folder, const llama_config& config,
-                           std::span<const weight_tensor> weights, const mesh_shape& mesh) {
+                           std::span<const weight_tensor> weights, const mesh_shape& mesh, bool adapted = false,
+                           const llama_options& options = {}) {
   using value_type = typename Model::logits::value_type;
   const safetensors_reader golden(folder + "/golden.safetensors");
-  const auto gradients = golden_gradients(folder + "/golden.safetensors", config);
+  const auto gradients =
+      golden_gradients(folder + "/golden.safetensors", config, adapted ? "grad." + peft_prefix : "grad.");
   const auto ids_golden = golden.read<std::int64_t>("input_ids"), labels_golden = golden.read<std::int64_t>("labels");
   const std::int64_t batch_size = golden.at("input_ids").shape[0], length = golden.at("input_ids").shape[1];
   golden_findings found;
@@ -65,7 +72,8 @@ golden_findings run_golden(const std::string& folder, const llama_config& config
     world ranks(mesh, comm);
     cpu device;
     const context<cpu> ctx{device, ranks, llama_sizes<S>(config, ranks.shape(), batch_size, length)};
-    Model model(ctx, config);
+    Model model(ctx, config, options);
+    if (adapted) freeze_all_but_adapters(model);
     load_weights(ctx, model, weights, "model.safetensors", tied_names(config));
     using tokens = typename Model::tokens;
     tokens ids(ctx), labels(ctx);
@@ -104,7 +112,7 @@ golden_findings run_golden(const std::string& folder, const llama_config& config
     model.visit([&](auto& p) {
       if (!p.trainable()) return;  // transformers has it as a buffer
       const auto reduced = p.reduce(ctx);
-      const auto gradient = gathered(ctx, p.stored(), reduced.data());
+      const auto gradient = gathered(context<cpu>{ctx.device, ctx.ranks, p.sizes()}, p.stored(), reduced.data());
       if (!first) return;
       const auto expected = values_of(gradients, p.name());
       found.gradients.emplace_back(p.name(), distance(gradient, expected));

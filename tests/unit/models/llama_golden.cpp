@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "plait/checkpoint/model_weights.hpp"
@@ -13,6 +14,7 @@
 #include "plait/comm/threads.hpp"
 #include "plait/models/llama.hpp"
 #include "plait/models/llama_config_json.hpp"
+#include "plait/nn/linear/lora.hpp"
 #include "plait/nn/strategy.hpp"
 #include "support/golden_model.hpp"
 #include "support/temp_folder.hpp"
@@ -64,6 +66,37 @@ TEST_CASE("Llama equals Hugging Face's where ranks divide neither heads nor widt
   for (const std::int64_t tp_ranks : {6, 8, 14}) check_golden<float>("qwen2", 1, tp_ranks);  // 14 heads in two groups
   check_golden<float>("smollm", 2, 3);
   check_golden<float>("mha", 1, 3);
+}
+
+namespace {
+
+/// peft's logits, loss, and the gradients of A and B; there are no others.
+template <class S>
+void check_adapted(std::int64_t dp_ranks, std::int64_t tp_ranks) {
+  CAPTURE(dp_ranks);
+  CAPTURE(tp_ranks);
+  const std::string folder = plait::test::test_data() + "/llama_lora";
+  const llama_config config = read_llama_config(folder + "/config.json");
+  std::vector<weight_tensor> weights = weights_of_file(folder + "/model.safetensors", "path");
+  for (weight_tensor& t : weights_of_file(folder + "/adapter_model.safetensors", "path"))
+    weights.push_back(std::move(t)), weights.back().name.erase(0, plait::test::peft_prefix.size());
+  const lora_options adapter{.rank = 3, .scale = 2.0};
+  const tensor_extents split = split_tensor_ranks(tp_ranks, config.kv_heads);
+  const auto found = plait::test::run_golden<llama<double, S>, S>(
+      folder, config, weights, typename S::mesh{dp_ranks, 1, split.tp, split.tp_rep}.shape(), true,
+      {.attention = {.lora = {.q = adapter, .v = adapter}}, .mlp = {.down = adapter}});
+  CHECK(found.gradients.size() == 12);
+  plait::test::check_golden(found, 12, 1e-6, 1e-6);
+}
+
+}  // namespace
+
+TEST_CASE("a Llama with adapters on q, v and down equals Hugging Face's peft") {
+  check_adapted<megatron_sp>(1, 1);
+  check_adapted<megatron_sp>(2, 1);
+  check_adapted<megatron_sp>(1, 2);
+  check_adapted<megatron_sp>(2, 4);
+  check_adapted<megatron_tp>(2, 2);
 }
 
 TEST_CASE("more ranks than heads are refused, naming both") {
