@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -44,10 +43,11 @@ struct lora_derivation {
   plait::verdict verdict;
 };
 
-namespace detail {
-
-/// The constexpr implementation of `derive_lora`.
-constexpr lora_derivation find_lora(const layout& gathered, const linear_layouts& base) {
+/// Derives an adapter's layouts. A has the placement of the weight's contracted dims, and B that of its own dims;
+/// `rank_dim` is whole. The adapter takes the input that was gathered for the weight, and its product has the layout of
+/// the weight's product. So one gather and one reduction serve both. If the contracted dims are sharded, x A' is
+/// partial and stays so, because the product with B is linear. B's input is then partial and B is used replicated.
+constexpr lora_derivation derive_lora(const layout& gathered, const linear_layouts& base) {
   lora_derivation d;
   dim_list rows;
   for (const dim_placement& p : gathered.dims)
@@ -69,20 +69,6 @@ constexpr lora_derivation find_lora(const layout& gathered, const linear_layouts
   d.verdict.worsen(hidden.verdict);
   d.verdict.worsen(product.verdict);
   return d;
-}
-
-/// The run-time implementation of `derive_lora`, which is compiled once (core/compiled.hpp).
-lora_derivation derive_lora_at_run_time(const layout& gathered, const linear_layouts& base);
-
-}  // namespace detail
-
-/// Derives an adapter's layouts. A has the placement of the weight's contracted dims, and B that of its own dims;
-/// `rank_dim` is whole. The adapter takes the input that was gathered for the weight, and its product has the layout of
-/// the weight's product. So one gather and one reduction serve both. If the contracted dims are sharded, x A' is
-/// partial and stays so, because the product with B is linear. B's input is then partial and B is used replicated.
-constexpr lora_derivation derive_lora(const layout& gathered, const linear_layouts& base) {
-  if (std::is_constant_evaluated()) return detail::find_lora(gathered, base);
-  return detail::derive_lora_at_run_time(gathered, base);
 }
 
 namespace detail {
@@ -169,21 +155,18 @@ class lora_adapter {
   void weight_gradients(Device& device, const T* x, const T* d, const T* h, const T* dh) const {
     auto* const a = a_->trainable() ? a_->used_gradient(device) : nullptr;
     auto* const b = b_->trainable() ? b_->used_gradient(device) : nullptr;
-    each_batch([&](std::int64_t i, const product_part& p) {
+    const product_part& p = part_;
+    for (std::int64_t i = 0; i < p.batches; ++i) {
       if (a)
         device.gemm(true, false, rank_, p.inner, p.rows, 1.0, dh + i * p.rows * rank_, rank_, x + i * p.rows * p.inner,
                     p.inner, 1.0, a + i * rank_ * p.inner, p.inner);
       if (b)
         device.gemm(true, false, p.columns, rank_, p.rows, scale_, d + i * p.rows * p.total + p.at, p.total,
                     h + i * p.rows * rank_, rank_, 1.0, b + i * p.columns * rank_, rank_);
-    });
+    }
   }
 
  private:
-  template <class F>
-  void each_batch(F&& f) const {
-    for (std::int64_t i = 0; i < part_.batches; ++i) f(i, part_);
-  }
   /// Calls f(batch, first row over all batches, rows) for each batch that contains some of the rows.
   template <class F>
   void each_run(row_range rows, F&& f) const {
@@ -323,14 +306,6 @@ PLAIT_COMPILED_TEMPLATE(class detail::lora_adapter<double, cpu>)
 PLAIT_COMPILED_TEMPLATE(class detail::lora_adapters<float, cpu>)
 PLAIT_COMPILED_TEMPLATE(class detail::lora_adapters<bf16, cpu>)
 PLAIT_COMPILED_TEMPLATE(class detail::lora_adapters<double, cpu>)
-
-namespace detail {
-
-inline lora_derivation derive_lora_at_run_time(const layout& gathered, const linear_layouts& base) {
-  return find_lora(gathered, base);
-}
-
-}  // namespace detail
 
 }  // namespace plait
 
