@@ -99,7 +99,9 @@ class embedding_core {
   template <std::integral Id>
   void backward(const microbatch<Device>& mb, const Id* ids, const T* dy);
   void resize(const context<Device>& ctx);
-  void rebind(const parameter_memory<Precision>& memory);
+  void rebind(const parameter_memory<Precision>& memory) {
+    rebind_parameters<Precision, Device>(names_.layer(), {table_}, {}, memory);
+  }
 
   const parameter_ptr<Precision, Device>& weight() const { return names_.checked(table_); }
   template <class F>
@@ -262,11 +264,6 @@ void embedding_core<Precision, Device>::resize(const context<Device>& ctx) {
       fail({names_.layer(), ": resize changes ", p.dim.text(), " from ", *was, " to ", ctx.sizes.of(p.dim),
             ", and the table has this dim: make another embedding for another table"});
   take_sizes(ctx, names_.layer());
-}
-
-template <class Precision, compute_device Device>
-void embedding_core<Precision, Device>::rebind(const parameter_memory<Precision>& memory) {
-  rebind_parameters<Precision, Device>(names_.layer(), {table_}, {}, memory);
 }
 
 PLAIT_COMPILED_TEMPLATE(class embedding_core<float, cpu>)
@@ -443,14 +440,7 @@ class learned_positions
     detail::require_size(table_->name(), "dy", dy.size(), dx.size());
     on.copy(dx.data(), dy.data(), static_cast<std::size_t>(dy.size()) * sizeof(T), on.main_stream());
     if (!table_->trainable()) return dx;
-    buffer<Device> kept;
-    const T* d = dy.data();
-    if (mb.deferred) {
-      kept = make_buffer<T>(on, static_cast<std::size_t>(dy.size()));
-      on.copy(kept.data(), dy.data(), kept.bytes(), on.main_stream());
-      d = kept.template data<T>();
-    }
-    mb.on_weights([this, &on, d, kept = std::move(kept)] {
+    detail::with_gradient_kept(mb, dy.data(), dy.size(), [this, &on](const T* d) {
       const range weights_shown(on, names_.weights());
       detail::with_kernel_sum<T>(on, table_->used_gradient(on), rows_ * width_, [&](auto* sums) {
         kernels::embedding_backward(on, ids(), d, sums, tokens_, width_, std::int64_t{0}, rows_, rows_);

@@ -207,9 +207,6 @@ template <bool Ok, class L>
 struct layer_consequence {};
 template <class L>
 struct layer_consequence<false, L> : layer_requirements<L> {};
-}  // namespace detail
-
-namespace detail {
 
 /// Refuses a layer on GPUs in a file that does not include its kernels (plait/cuda.hpp).
 template <class Device>
@@ -310,6 +307,16 @@ struct dual_value_check {
     return verdict{};
   }();
 };
+
+/// Runs `work(dy)`, which computes a weight gradient. If it is deferred, the task has its own copy of dy.
+template <class T, compute_device Device, class F>
+void with_gradient_kept(const microbatch<Device>& mb, const T* dy, std::int64_t count, F work) {
+  if (!mb.deferred) return work(dy);
+  Device& device = mb.ctx.device;
+  auto copy = make_buffer<T>(device, static_cast<std::size_t>(count));
+  device.copy(copy.data(), dy, copy.bytes(), device.main_stream());
+  mb.on_weights([copy = std::move(copy), work]() mutable { work(copy.template data<T>()); });
+}
 
 /// Computes y = layer(x) + addend, in one pass if the layer can do it.
 template <layer L, class Input, class Addend>
@@ -609,10 +616,6 @@ inline constexpr bool fit_together = true;
 template <std::size_t First, class A, class B, class... Rest>
 inline constexpr bool fit_together<First, A, B, Rest...> =
     fits<layout_error::layers_do_not_fit, First, A, First + 1, B> && fit_together<First + 1, B, Rest...>;
-
-}  // namespace detail
-
-namespace detail {
 
 template <class X>
 concept any_tensor = requires {

@@ -48,16 +48,6 @@ struct norm_value {
 namespace plait {
 namespace detail {
 
-/// Runs `work(dy)`, which computes a weight gradient. If it is deferred, the task has its own copy of dy.
-template <class T, compute_device Device, class F>
-void with_gradient_kept(const microbatch<Device>& mb, const T* dy, std::int64_t count, F work) {
-  if (!mb.deferred) return work(dy);
-  Device& device = mb.ctx.device;
-  auto copy = make_buffer<T>(device, static_cast<std::size_t>(count));
-  device.copy(copy.data(), dy, copy.bytes(), device.main_stream());
-  mb.on_weights([copy = std::move(copy), work]() mutable { work(copy.template data<T>()); });
-}
-
 /// The sizes of a norm, the group of ranks that share rows, and the norm's parameters.
 template <class Precision, compute_device Device>
 class norm_core {
@@ -73,7 +63,11 @@ class norm_core {
             const std::string& name, bool with_bias, const parameter_memory<Precision>& callers);
 
   /// Changes the sizes of an existing norm. Throws if it `adds_terms`, since the sizes fix the order of those sums.
-  void resize(const context<Device>& ctx, const layout& input);
+  void resize(const context<Device>& ctx, const layout& input) {
+    require_resizable(names.layer(), adds_terms);
+    arm_checks(ctx);
+    take_sizes(ctx, input, names.layer());
+  }
   /// Takes the sizes of the context. All except the last dim's may change.
   void take_sizes(const context<Device>& ctx, const layout& input, const std::string& name) {
     if (const std::int64_t now = ctx.sizes.of(input.dims.back().dim); now != columns_global)
@@ -86,8 +80,12 @@ class norm_core {
     sizes.take(name, ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes, {&input});
   }
   /// Throws unless the norm was made for the sizes of a call's context.
-  void require_sizes(const context<Device>& ctx) const;
-  void rebind(const parameter_memory<Precision>& callers);
+  void require_sizes(const context<Device>& ctx) const {
+    sizes.require(weight->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
+  }
+  void rebind(const parameter_memory<Precision>& callers) {
+    rebind_parameters<Precision, Device>(names.layer(), {weight}, {bias}, callers);
+  }
 
   /// Sums per-row values over the ranks that share the rows.
   void sum_rows(S* values, std::int64_t count) const {
@@ -205,23 +203,6 @@ norm_core<Precision, Device>::norm_core(const context<Device>& ctx, const layout
   for (auto* p : {&weight, &bias})
     if (*p) adds_terms = terms_of_layer(ctx, **p, without_dims(input, placed), token_grain::fine, name) != nullptr;
   one_pass = in_place && !row_group && !adds_terms;
-}
-
-template <class Precision, compute_device Device>
-void norm_core<Precision, Device>::resize(const context<Device>& ctx, const layout& input) {
-  require_resizable(names.layer(), adds_terms);
-  arm_checks(ctx);
-  take_sizes(ctx, input, names.layer());
-}
-
-template <class Precision, compute_device Device>
-void norm_core<Precision, Device>::rebind(const parameter_memory<Precision>& callers) {
-  rebind_parameters<Precision, Device>(names.layer(), {weight}, {bias}, callers);
-}
-
-template <class Precision, compute_device Device>
-void norm_core<Precision, Device>::require_sizes(const context<Device>& ctx) const {
-  sizes.require(weight->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
 }
 
 template <class Precision, compute_device Device>

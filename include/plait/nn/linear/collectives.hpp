@@ -180,11 +180,6 @@ class linear_collectives {
     *this = std::move(now);
   }
 
-  /// Throws unless the collectives were made for a call's sizes.
-  void require_sizes(const std::string& name, const mesh_shape& mesh, std::int64_t rank, const dim_sizes& now) const {
-    made_for_.require(name, mesh, rank, now);
-  }
-
   /// Local elements of the input.
   std::int64_t input_size() const { return forward_input_.moves().source().local_size(); }
   /// Local elements of the output, over all branches.
@@ -196,6 +191,7 @@ class linear_collectives {
   row_stage forward_input_, backward_input_, forward_output_, backward_output_;
   std::int64_t batches_ = 1, rows_ = 1, inner_ = 1, total_ = 0;
   std::vector<std::int64_t> columns_;  ///< of each branch's product
+  made_for made_for_;
 
  private:
   /// Returns the plan from the products to the outputs. `sizes` receives the size of the dim `columns`.
@@ -219,7 +215,6 @@ class linear_collectives {
   }
 
   std::int64_t chunks_ = 1;
-  made_for made_for_;
 };
 
 }  // namespace plait::detail

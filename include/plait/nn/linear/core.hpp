@@ -416,7 +416,7 @@ void linear_core<Precision, Device>::rebind(const parameter_memory<Precision>& c
 
 template <class Precision, compute_device Device>
 void linear_core<Precision, Device>::require_context(const context<Device>& ctx) const {
-  require_sizes(weight(0)->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
+  made_for_.require(weight(0)->name(), ctx.ranks.shape(), ctx.ranks.rank(), ctx.sizes);
 }
 
 template <class Precision, compute_device Device>
