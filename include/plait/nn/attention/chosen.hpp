@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -93,11 +92,12 @@ class chosen_attention {
  public:
   static constexpr bool in_chunks = true, with_sinks = true;
   struct saved {
-    std::variant<typename ring_engine::saved, typename gathered_engine::saved, typename exchanged_engine::saved> kept;
+    /// Of the engine of `ring` or `all_gather_kv`, which keep the same; or of that of `ulysses`.
+    std::variant<typename gathered_engine::saved, typename exchanged_engine::saved> kept;
 
     template <class F>
     void visit(F&& f) {
-      with(kept, [&](auto& one, auto) { visit_saved(one, f); });
+      std::visit([&](auto& one) { visit_saved(one, f); }, kept);
     }
   };
 
@@ -117,35 +117,24 @@ class chosen_attention {
   }
 
   bool keeps_inputs() const {
-    return with(engine_, [](const auto& e, auto) -> bool { return e.keeps_inputs(); });
+    return std::visit([](const auto& e) { return e.keeps_inputs(); }, engine_);
   }
   void forward(const context<Device>& ctx, const attention_inputs<T>& in, T* o, saved* keep) {
-    with(engine_, [&](auto& e, auto which) {
-      e.forward(ctx, in, o, keep ? &keep->kept.template emplace<decltype(which)::value>() : nullptr);
-    });
+    const auto run = [&]<class Engine>(Engine& e) {
+      e.forward(ctx, in, o, keep ? &keep->kept.template emplace<typename Engine::saved>() : nullptr);
+    };
+    std::visit(run, engine_);
   }
   template <class G>
   void backward(const context<Device>& ctx, const attention_inputs<T>& in, const T* o, const T* d_o, saved& kept,
                 attention_gradients<G> out) {
-    with(engine_,
-         [&](auto& e, auto which) { e.backward(ctx, in, o, d_o, std::get<decltype(which)::value>(kept.kept), out); });
+    const auto run = [&]<class Engine>(Engine& e) {
+      e.backward(ctx, in, o, d_o, std::get<typename Engine::saved>(kept.kept), out);
+    };
+    std::visit(run, engine_);
   }
 
  private:
-  /// Calls f(engine, index of the engine).
-  template <class Engines, class F>
-  static auto with(Engines& engines, F&& f) {
-    using number = std::size_t;
-    switch (engines.index()) {
-      case 0:
-        return f(std::get<0>(engines), std::integral_constant<number, 0>{});
-      case 1:
-        return f(std::get<1>(engines), std::integral_constant<number, 1>{});
-      default:
-        return f(std::get<2>(engines), std::integral_constant<number, 2>{});
-    }
-  }
-
   std::variant<ring_engine, gathered_engine, exchanged_engine> engine_;
 };
 

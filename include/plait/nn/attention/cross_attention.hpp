@@ -137,13 +137,15 @@ class cross_attention {
       : names_(name),
         gather_(ctx, name + ": memory"),
         q_(ctx, query_value::derivation,
-           {describe<typename specs::query>(ctx, name + ".q_proj", how.init, how.q_bias, how.lora.q)}, {}, {},
-           detail::chosen_overlap<typename specs::query>(how.overlap, name)),
-        k_(ctx, key_value::derivation, {describe<key>(ctx, name + ".k_proj", how.init, how.k_bias, how.lora.k)}),
-        v_(ctx, key_value::derivation, {describe<key>(ctx, name + ".v_proj", how.init, how.v_bias, how.lora.v)}),
+           {detail::describe_branch<typename specs::query>(ctx, name + ".q_proj", how.init, how.q_bias, how.lora.q)},
+           {}, {}, detail::chosen_overlap<typename specs::query>(how.overlap, name)),
+        k_(ctx, key_value::derivation,
+           {detail::describe_branch<key>(ctx, name + ".k_proj", how.init, how.k_bias, how.lora.k)}),
+        v_(ctx, key_value::derivation,
+           {detail::describe_branch<key>(ctx, name + ".v_proj", how.init, how.v_bias, how.lora.v)}),
         out_(ctx, out_value::derivation,
-             {describe<typename specs::attention_output>(ctx, name + ".o_proj", how.output_init, how.output_bias,
-                                                         how.lora.o)},
+             {detail::describe_branch<typename specs::attention_output>(ctx, name + ".o_proj", how.output_init,
+                                                                        how.output_bias, how.lora.o)},
              {}, {}, detail::chosen_overlap<typename specs::query>(how.overlap, name)),
         core_(ctx, name) {
     enforce_boundary<input>(ctx, name + ": input");
@@ -208,11 +210,6 @@ class cross_attention {
   void check_sizes(const tensor_of<input>& x, const tensor_of<memory_input>& source) const {
     detail::require_size(q_.weight(0)->name(), "x", x.size(), q_.input_size());
     detail::require_size(q_.weight(0)->name(), "the memory", source.size(), gather_.input_size());
-  }
-  template <class Policy>
-  static linear_branch describe(const context<Device>& ctx, const std::string& name, initializer init, bool bias,
-                                const lora_options& lora) {
-    return detail::describe_branch<Policy>(ctx, name, init, bias, lora);
   }
   /// Returns the gathered memory; a view of `source` if no data moves.
   tensor_of<seen> gather(const microbatch<Device>& mb, const tensor_of<memory_input>& source) {

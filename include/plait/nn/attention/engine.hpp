@@ -147,9 +147,6 @@ PLAIT_INLINE std::vector<token_run> in_chunks(const std::vector<token_run>& runs
 }
 #endif
 
-}  // namespace detail
-
-namespace detail {
 /// Whether an engine supports `attention_part::chunk`; the library's engines do.
 template <class Engine>
 inline constexpr bool knows_chunks = requires { requires Engine::in_chunks; };
