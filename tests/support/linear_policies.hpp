@@ -3,7 +3,7 @@
 #include "plait/layout/mesh.hpp"
 #include "plait/layout/spec.hpp"
 
-/// Specs of linears on a mesh dp x tp, and a policy made of any three of them.
+/// Specs of layers on a mesh dp x tp, and a policy of a linear made of any three of them.
 namespace plait::test {
 
 using two = plait::mesh<axis<dp>, axis<tp>>;
@@ -19,6 +19,7 @@ struct policy {
 
 using rows_split = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
 using rows_whole = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
+using rows_replicated = spec<shard<batch, dp>, seq, hidden, replicate<tp>>;
 using rows_pending = spec<shard<batch, dp>, seq, hidden, partial<tp>>;
 using wide = spec<shard<batch, dp>, seq, shard<ffn, tp>>;
 using column = spec<shard<ffn, tp>, hidden>;

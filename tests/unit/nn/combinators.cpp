@@ -8,17 +8,13 @@
 #include "plait/nn/pointwise.hpp"
 #include "plait/nn/strategy.hpp"
 #include "support/layer_check.hpp"
+#include "support/linear_policies.hpp"
 #include "support/on_mesh.hpp"
 
 using namespace plait;
 using namespace plait::test;
 
 namespace {
-
-using two = plait::mesh<axis<dp>, axis<tp>>;
-using rows_split = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
-using rows_whole = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
-using wide = spec<shard<batch, dp>, seq, shard<ffn, tp>>;
 
 /// Dropout as a layer for the checks.
 template <class Spec, class Device>
@@ -44,17 +40,8 @@ struct dropout_layer : layer_types<double, Spec, Spec, Device> {
   void visit(F&&) {}
 };
 
-struct up_policy {
-  using input = rows_split;
-  using weight = spec<shard<ffn, tp>, hidden>;
-  using output = wide;
-  static constexpr bool bias = true;
-};
-struct down_policy {
-  using input = wide;
-  using weight = spec<hidden, shard<ffn, tp>>;
-  using output = rows_split;
-};
+using up_policy = policy<rows_split, column, wide, true>;
+using down_policy = policy<wide, row, rows_split>;
 
 template <class Make>
 void check(Make make) {
@@ -173,14 +160,8 @@ TEST_CASE("a stack of any depth") {
 namespace {
 
 /// Branches of a sum take the gathered rows and return partial sums: one gather and one reduction for all.
-using rows_replicated = spec<shard<batch, dp>, seq, hidden, replicate<tp>>;
-using rows_pending = spec<shard<batch, dp>, seq, hidden, partial<tp>>;
-struct up_inside : up_policy {
-  using input = rows_replicated;
-};
-struct down_inside : down_policy {
-  using output = rows_pending;
-};
+using up_inside = policy<rows_replicated, column, wide, true>;
+using down_inside = policy<wide, row, rows_pending>;
 
 }  // namespace
 

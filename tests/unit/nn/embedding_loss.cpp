@@ -6,6 +6,7 @@
 #include "plait/nn/embedding.hpp"
 #include "plait/nn/loss.hpp"
 #include "support/layer_check.hpp"
+#include "support/linear_policies.hpp"
 #include "support/test_data.hpp"
 
 using namespace plait;
@@ -13,7 +14,6 @@ using namespace plait::test;
 
 namespace {
 
-using two = plait::mesh<axis<dp>, axis<tp>>;
 constexpr std::int64_t true_vocab = 11;  // of 12 rows
 
 std::vector<std::int64_t> token_list(const context<cpu>& ctx, std::int64_t ignored_every = 0) {
@@ -64,9 +64,6 @@ struct table_policy {
 };
 using ids_whole = spec<shard<batch, dp>, seq, invariant<tp>>;
 using ids_split = spec<shard<batch, dp>, shard<seq, tp>>;
-using rows_split = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
-using rows_whole = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
-using rows_pending = spec<shard<batch, dp>, seq, hidden, partial<tp>>;
 
 template <class Policy>
 void check_lookup() {

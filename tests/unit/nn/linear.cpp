@@ -12,7 +12,6 @@ using namespace plait::test;
 
 namespace {
 
-using rows_replicated = spec<shard<batch, dp>, seq, hidden, replicate<tp>>;
 using whole_weight = spec<ffn, hidden>;
 
 template <class Policy, class Mesh = two>

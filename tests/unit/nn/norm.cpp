@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/layer_check.hpp"
+#include "support/linear_policies.hpp"
 #include "support/on_mesh.hpp"
 #include "support/test_data.hpp"
 
@@ -14,10 +15,6 @@ using namespace plait::test;
 
 namespace {
 
-using two = plait::mesh<axis<dp>, axis<tp>>;
-using rows_split = spec<shard<batch, dp>, shard<seq, tp>, hidden>;
-using rows_whole = spec<shard<batch, dp>, seq, hidden, invariant<tp>>;
-using rows_replicated = spec<shard<batch, dp>, seq, hidden, replicate<tp>>;
 using columns_split = spec<shard<batch, dp>, seq, shard<hidden, tp>>;
 using columns_split_twice = spec<batch, seq, shard<hidden, tp, dp>>;
 
