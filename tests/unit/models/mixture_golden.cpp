@@ -33,11 +33,8 @@ mesh_shape ranks_of(std::int64_t d, std::int64_t e, std::int64_t c, std::int64_t
 /// The bytes of each tensor of a file, by name and shape.
 std::map<std::string, std::vector<std::byte>> tensors_of(const std::string& file) {
   std::map<std::string, std::vector<std::byte>> all;
-  for (const weight_tensor& t : weights_of_file(file, "file")) {
-    auto& bytes = all[t.name + plait::detail::shape_text(t.shape)];
-    bytes.resize(static_cast<std::size_t>(t.size()) * size_of(t.dtype));
-    t.read(0, t.size(), bytes.data());
-  }
+  for (const weight_tensor& t : weights_of_file(file, "file"))
+    all[t.name + plait::detail::shape_text(t.shape)] = bytes_of(t);
   return all;
 }
 
