@@ -310,54 +310,45 @@ TEST_CASE("views of read-only memory") {
 }
 
 TEST_CASE("tokens and labels of 32 bits, and a loss on pointers") {
-  CHECK(has(
-      on_ranks(2,
-               [](const context<cpu>& ctx) {
-                 embedding<double, whole_table> table(ctx, 10, "table");
-                 using logits_spec = spec<shard<seq, tp>, vocab>;
-                 cross_entropy_loss<double, logits_spec, whole_table::input> loss(ctx, 10);
-                 table.visit([&](auto& p) { p.initialize(ctx); });
-                 gather_parameters(ctx, table);
-                 std::vector<std::int32_t> narrow(tokens / 2);
-                 std::vector<std::int64_t> ids(tokens / 2);
-                 for (std::size_t i = 0; i < ids.size(); ++i)
-                   ids[i] = narrow[i] = static_cast<std::int32_t>(3 * i % 10);
-                 std::vector<double> y(tokens / 2 * width), y_narrow(y), logits(tokens / 2 * 10, 0.25), gradient[2];
-                 forward_on(table, ctx, ids.data(), y.data());
-                 forward_on(table, ctx, narrow.data(), y_narrow.data());
-                 if (y != y_narrow) fail("the rows of narrow tokens differ");
-                 double losses[2];
-                 for (int k = 0; k < 2; ++k) {
-                   decltype(loss)::saved kept;
-                   std::vector<double> l(logits);
-                   for (std::size_t i = 0; i < l.size(); ++i) l[i] += 0.01 * static_cast<double>(i);
-                   const part<double, logits_spec> all(ctx, l.data());
-                   const auto pass = [&](auto* labels) {
-                     const auto typed_labels = test::typed<whole_table::input>(ctx, labels);
-                     losses[k] = loss.forward(ctx, all, typed_labels, &kept).data()[0];
-                     loss.backward(ctx, all, typed_labels, kept, loss_seed<decltype(loss)::output>::weighted(ctx, 1.0));
-                   };
-                   if (k == 0)
-                     pass(ids.data());
-                   else
-                     pass(narrow.data());
-                   gradient[k] = l;
-                   table.weight()->discard_gradient(ctx);
-                   if (k == 0)
-                     backward_on(table, ctx, ids.data(), y.data());
-                   else
-                     backward_on(table, ctx, narrow.data(), y.data());
-                   gradient[k].insert(gradient[k].end(), table.weight()->used_gradient(ctx.device),
-                                      table.weight()->used_gradient(ctx.device) + table.weight()->used_size());
-                 }
-                 if (losses[0] != losses[1] || gradient[0] != gradient[1] || losses[0] <= 0)
-                   fail("narrow labels differ");
-                 decltype(loss)::saved nothing;
-                 loss.backward(ctx, part<double, logits_spec>(ctx, logits.data()),
-                               part<const std::int64_t, whole_table::input>(ctx, ids.data()), nothing,
-                               loss_seed<decltype(loss)::output>::weighted(ctx, 1.0));
-               }),
-      "cross_entropy: backward without what forward keeps"));
+  CHECK(has(on_ranks(2,
+                     [](const context<cpu>& ctx) {
+                       embedding<double, whole_table> table(ctx, 10, "table");
+                       using logits_spec = spec<shard<seq, tp>, vocab>;
+                       cross_entropy_loss<double, logits_spec, whole_table::input> loss(ctx, 10);
+                       table.visit([&](auto& p) { p.initialize(ctx); });
+                       gather_parameters(ctx, table);
+                       std::vector<std::int32_t> narrow(tokens / 2);
+                       std::vector<std::int64_t> ids(tokens / 2);
+                       for (std::size_t i = 0; i < ids.size(); ++i)
+                         ids[i] = narrow[i] = static_cast<std::int32_t>(3 * i % 10);
+                       std::vector<double> y(tokens / 2 * width), y_narrow(y), logits(tokens / 2 * 10, 0.25),
+                           gradient[2];
+                       forward_on(table, ctx, ids.data(), y.data());
+                       forward_on(table, ctx, narrow.data(), y_narrow.data());
+                       if (y != y_narrow) fail("the rows of narrow tokens differ");
+                       double losses[2];
+                       const auto pass = [&](std::size_t k, auto* given) {
+                         decltype(loss)::saved kept;
+                         std::vector<double>& l = gradient[k] = logits;
+                         for (std::size_t i = 0; i < l.size(); ++i) l[i] += 0.01 * static_cast<double>(i);
+                         const part<double, logits_spec> all(ctx, l.data());
+                         const auto labels = test::typed<whole_table::input>(ctx, given);
+                         losses[k] = loss.forward(ctx, all, labels, &kept).data()[0];
+                         loss.backward(ctx, all, labels, kept, loss_seed<decltype(loss)::output>::weighted(ctx, 1.0));
+                         table.weight()->discard_gradient(ctx);
+                         backward_on(table, ctx, given, y.data());
+                         l.insert(l.end(), table.weight()->used_gradient(ctx.device),
+                                  table.weight()->used_gradient(ctx.device) + table.weight()->used_size());
+                       };
+                       pass(0, ids.data()), pass(1, narrow.data());
+                       if (losses[0] != losses[1] || gradient[0] != gradient[1] || losses[0] <= 0)
+                         fail("narrow labels differ");
+                       decltype(loss)::saved nothing;
+                       loss.backward(ctx, part<double, logits_spec>(ctx, logits.data()),
+                                     part<const std::int64_t, whole_table::input>(ctx, ids.data()), nothing,
+                                     loss_seed<decltype(loss)::output>::weighted(ctx, 1.0));
+                     }),
+            "cross_entropy: backward without what forward keeps"));
 }
 
 TEST_CASE("a parameter of the program is summed over the rows of all ranks") {
