@@ -37,8 +37,8 @@ void forgotten(const part<float, if_fixed<product, settled>>& y, const part<cons
   apply(rule::sum, one, y, x);
 }
 // The gradient of a bias is a term of a sum over the ranks that share the rows.
-void gradient(const part<float, spec<hidden, if_fixed<partial<tp>, invariant<tp>>>>& db,
-              const part<const float, rows>& dy) {
+using bias_gradient = if_fixed<spec<hidden, partial<tp>>, spec<hidden, invariant<tp>>>;
+void gradient(const part<float, bias_gradient>& db, const part<const float, rows>& dy) {
   apply(rule::reduction, one, db, dy);
 }
 using soft = if_fixed<spec<seq, shard<hidden, tp>>, rows>;

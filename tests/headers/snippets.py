@@ -20,6 +20,21 @@ def plain(text: str) -> str:
     return " ".join(re.sub(r'"\s*\n\s*"', "", text).split())
 
 
+def chosen(text: str, which: int) -> str:
+    """The text with the right (0) or the wrong (1) form of all types and values that tests/fail/if_fixed.hpp chooses."""
+    while (start := text.find("if_fixed<")) >= 0:
+        begin, depth, forms = start + len("if_fixed<"), 0, []
+        for at in range(begin, len(text)):
+            if depth == 0 and text[at] in ",>":
+                forms.append(text[begin:at].strip())
+                begin = at + 1
+                if text[at] == ">":
+                    break
+            depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(text[at], 0)
+        text = text[:start] + forms[which] + text[begin:]
+    return re.sub(r"\bfixed \? (\w+) : (\w+)", lambda match: match.group(1 + which), text)
+
+
 def errors(root: pathlib.Path) -> tuple[int, list[str]]:
     """The number of rows of the page of errors, and the parts of them that their tests do not have."""
     files = {}
@@ -31,6 +46,7 @@ def errors(root: pathlib.Path) -> tuple[int, list[str]]:
     for cells, kind, name in rows:
         file = files.get((kind, name))
         text = plain(file.read_text(encoding="utf-8")) if file else ""
+        text = " ".join([text, chosen(text, 0), chosen(text, 1)])
         codes = [a or b for a, b in CODE.findall(cells)]
         for code in codes if kind == "fail" else codes[:1]:
             if plain(code) not in text:
