@@ -42,6 +42,13 @@ TEST_CASE_TEMPLATE("ranks that do not divide the sizes", S, megatron_sp, megatro
       s, {{3, 1}, {1, 3}, {5, 1}, {1, 5}, {3, 2}, {2, 3}, {1, 6}, {7, 1}, {3, 3}, {3, 5}, {2, 6}, {1, 12}});
 }
 
+// The keys of a layer begin at another place on each rank, and their gradients are summed over these ranks.
+TEST_CASE_TEMPLATE("ranks of one kv head with unequally many query heads", S, megatron_sp, megatron_tp) {
+  scenario s{small_config(3, 1)};
+  s.config.qkv_bias = true, s.batch = 12, s.steps = 2;
+  check_meshes<real, S>(s, {{2, 2}, {3, 2}});
+}
+
 TEST_CASE_TEMPLATE("tied embeddings", S, megatron_sp, megatron_tp, stored_over_dp<megatron_sp>,
                    stored_over_dp<megatron_tp>) {
   scenario s{small_config()};

@@ -100,23 +100,33 @@ inline reduction_axes reduction_of(const layout& used, const data_ranks& ranks) 
   return how;
 }
 
-/// Elements of a bucket whose gradients are summed over `comm` first.
+/// Elements of a bucket whose gradients are summed over `comm` first. They are of one or several parameters.
 struct reduced_range {
   std::int64_t begin = 0, end = 0;
   any_communicator* comm = nullptr;
+  std::size_t array = 0, last = 0;  ///< of the last parameter: its array, and its number in that array
+  bool even = true;                 ///< whether the array has the same size on all ranks
 };
 
-/// Joins adjacent ranges that are summed over the same ranks. Padding to `block` may lie between them.
+/// Joins adjacent ranges that are summed over the same ranks. All ranks must join the same ranges. In an array of
+/// unequal sizes, the distances to its ends depend on the rank, so only its consecutive parameters are joined. Padding
+/// to `block` may lie between other ranges.
 inline void join_neighbours(std::vector<reduced_range>& all, std::int64_t block) {
-  std::sort(all.begin(), all.end(), [](const reduced_range& a, const reduced_range& b) { return a.begin < b.begin; });
+  std::stable_sort(all.begin(), all.end(),
+                   [](const reduced_range& a, const reduced_range& b) { return a.begin < b.begin; });
   std::vector<reduced_range> joined;
   for (const reduced_range& r : all) {
-    const bool next = !joined.empty() && joined.back().comm == r.comm &&
-                      (joined.back().end == r.begin || round_up(joined.back().end, block) == r.begin);
-    if (next)
+    const auto follows = [&](const reduced_range& before) {
+      if (before.comm != r.comm) return false;
+      if (before.even && r.even) return before.end == r.begin || round_up(before.end, block) == r.begin;
+      return before.array == r.array && before.last + 1 == r.last;
+    };
+    if (!joined.empty() && follows(joined.back())) {
       joined.back().end = r.end;
-    else
+      joined.back().last = r.last;
+    } else {
       joined.push_back(r);
+    }
   }
   all = std::move(joined);
 }
@@ -420,10 +430,18 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     total_ = slice_ * slices;
   }
 
-  std::int64_t begin_of(const parameter& p) const {
+  /// The number of the array in which a parameter lies.
+  std::size_t array_of(const parameter& p) const {
     for (std::size_t i = 0; i < arrays_.size(); ++i)
-      if (arrays_[i] == p.array().get()) return begins_[i] + p.array_offset();
+      if (arrays_[i] == p.array().get()) return i;
     fail({"parameter_bucket: ", p.name(), " lies in no array of it"});
+  }
+  /// Whether all ranks have equally many elements of a parameter.
+  static bool is_even(const parameter& p, const mesh_shape& mesh) {
+    std::int64_t whole = 1, parts = 1;
+    for (const std::int64_t extent : p.info().shape) whole *= extent;
+    for (const dim_placement& d : p.used().dims) parts *= mesh.size(d.axes);
+    return p.most_used() * parts == whole;
   }
   void move_in(const context<Device>& ctx, const std::shared_ptr<parameter_bucket>& self) {
     const bool separate_masters = rounded || level_ == zero_level::parameters;
@@ -446,17 +464,26 @@ class parameter_bucket final : public flat_storage<Precision, Device> {
     }
     if (separate_masters)
       ctx.device.zero(masters_, own_masters_.bytes(), ctx.device.main_stream());  // padding is sent too
-    for (const member& m : members_) {
-      const std::int64_t at = begin_of(*m.who);
-      storage::move(ctx, *m.who, *this, at);
-      if (m.how.rest.empty() || !m.who->trainable()) continue;
-      rest_.push_back({at, at + m.who->size(), &ctx.ranks.group(m.how.rest)});
-    }
-    join_neighbours(rest_, block_);
+    move_members(ctx);
     if (ctx.deterministic) take_terms(ctx);
     for (array* a : arrays_) a->lend(self);
     if (values_) place_values(values_);
     set_current(false);
+  }
+  void move_members(const context<Device>& ctx) {
+    std::vector<std::size_t> met(arrays_.size(), 0);
+    std::vector<bool> even(arrays_.size(), true);
+    for (const member& m : members_)
+      if (!is_even(*m.who, ctx.ranks.shape())) even[array_of(*m.who)] = false;
+    for (const member& m : members_) {
+      const std::size_t i = array_of(*m.who);
+      const std::int64_t at = begins_[i] + m.who->array_offset();
+      storage::move(ctx, *m.who, *this, at);
+      const std::size_t number = met[i]++;
+      if (m.how.rest.empty() || !m.who->trainable()) continue;
+      rest_.push_back({at, at + m.who->size(), &ctx.ranks.group(m.how.rest), i, number, even[i]});
+    }
+    join_neighbours(rest_, block_);
   }
 
   void make_values(const context<Device>& ctx) {
