@@ -69,6 +69,7 @@ void check(const std::vector<double>& z, const router_settings& how, const std::
     dw[j] = 0.3 + 0.2 * static_cast<double>(chosen[j]);
   }
   kernels::choose_experts_backward(device, z.data(), chosen.data(), dw.data(), dz.data(), 1, experts, how);
+  if (how.normalised && how.chosen == 1) CHECK(dz == std::vector<double>(z.size()));  // the weight is constant
   const auto value = [&](const std::vector<double>& at) {
     double sum = 0;
     const std::vector<double> w = dense_weights(at, bias, how);
@@ -90,6 +91,7 @@ TEST_CASE("weights of the chosen experts and their gradients") {
     for (const bool normalised : {false, true})
       for (const std::int64_t k : {1, 2, 3, 6})
         check(z, {.chosen = k, .scores = scores, .normalised = normalised, .scale = 1.5});
+  for (int i = 1; i < 30; ++i) check({-0.1 * i, -0.07 * i, 0.03 * i}, {.chosen = 1, .normalised = true});
   const std::vector<double> bias{0.5, 0.9, -0.6, 0.2, 0.1, -0.3};
   for (const expert_scores scores : {expert_scores::softmax, expert_scores::sigmoid})
     for (const group_scores by : {group_scores::largest, group_scores::two_largest})

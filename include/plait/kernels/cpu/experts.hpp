@@ -124,7 +124,7 @@ void choose_experts_backward(cpu&, const T* scores, const std::int32_t* chosen, 
     S common = 0;  // the common term of the divisor's gradient
     if (how.normalised)
       for (std::int64_t j = 0; j < how.chosen; ++j)
-        common += dweights[j] * p[static_cast<std::size_t>(chosen[j])] / divisor;
+        common += dweights[j] * (p[static_cast<std::size_t>(chosen[j])] / divisor);  // with one expert exactly dweights
     std::fill(dp.begin(), dp.end(), S(0));
     for (std::int64_t j = 0; j < how.chosen; ++j)
       dp[static_cast<std::size_t>(chosen[j])] = (dweights[j] - common) / divisor * static_cast<S>(how.scale);

@@ -142,7 +142,7 @@ __global__ static void choose_for_tokens_backward(const T* scores, const std::in
     probabilities_of(scores + t * experts, p, experts, how.scores);
     const S divisor = divisor_of(p, own, how);
     S common = 0;  // the common term of the divisor's gradient
-    for (std::int64_t j = 0; how.normalised && j < how.chosen; ++j) common += dw[j] * p[own[j]] / divisor;
+    for (std::int64_t j = 0; how.normalised && j < how.chosen; ++j) common += dw[j] * (p[own[j]] / divisor);
     for (int e = lane_of(); e < experts; e += warp_lanes) dp[e] = 0;
     __syncwarp();
     for (std::int64_t j = lane_of(); j < how.chosen; j += warp_lanes)
