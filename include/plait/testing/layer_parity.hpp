@@ -137,6 +137,7 @@ struct layer_run {
   bool backward = true;
   bool deferred = false;  ///< whether weight gradients are deferred until the input's gradient exists
   bool reused = false;    ///< whether passes over other values have used this `saved` before
+  int passes = 1;         ///< equal passes, forward and backward; their gradients add up
   deterministic_leaves order{};
 };
 
@@ -251,6 +252,12 @@ layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Mak
   device.zero(added.data(), added.bytes(), device.main_stream());
   auxiliary_sum auxiliary{added.template data<double>()};
   mb.auxiliary = &auxiliary;
+  for (int pass = 1; pass < how.passes; ++pass) {
+    typename L::saved kept;
+    layer.forward(mb, x, &kept);
+    layer.backward(mb, x, kept, dy);
+    later.run();
+  }
   layer_values out;
   {
     ranks.ledger().clear();
@@ -365,6 +372,23 @@ findings check_mesh(const Mesh& mesh, const dim_sizes& sizes, const layer_values
   return found;
 }
 
+/// Reports a gradient of a parameter that a second pass does not double: passes of a step add to gradients.
+template <class Mesh, class Make, class Launch = on_cpu>
+findings check_sums(const Mesh& one, const dim_sizes& sizes, layer_values once, Make&& make, double tolerance,
+                    const Launch& launch) {
+  findings found;
+  const layer_values twice = run_on(one, sizes, make, {.passes = 2}, launch)[0];
+  for (std::size_t i = 0; i < once.gradients.size(); ++i) {
+    auto& [name, gradient] = once.gradients[i];
+    for (double& g : gradient) g *= 2;
+    const double d = largest_difference(twice.gradients[i].second, gradient);
+    if (!(d <= tolerance))
+      found.add(cat({"two passes of a step: the gradient of ", name, " differs by ", d,
+                     " of its size from twice that of one pass; a pass adds to gradients"}));
+  }
+  return found;
+}
+
 /// Checks a layer: finite differences on `one`, a mesh of one rank, then every mesh in comparison to it.
 ///
 ///     const auto make = [](const auto& ctx) { return linear<double, up, device_of<decltype(ctx)>>(ctx, "up"); };
@@ -375,6 +399,7 @@ findings check_layer(const Mesh& one, std::initializer_list<Mesh> meshes, const 
   const layer_values alone = run_on(one, sizes, make, {}, launch)[0];
   findings found = alone.found;
   found.add(check_differences(one, sizes, alone, make, 40, launch), "one rank");
+  found.add(check_sums(one, sizes, alone, make, tolerance, launch), "one rank");
   mesh_shape active;
   for (const Mesh& mesh : meshes) {
     found.add(check_mesh(mesh, sizes, alone, make, tolerance, launch), "mesh");

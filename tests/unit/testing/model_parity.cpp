@@ -8,7 +8,9 @@
 #include <string>
 #include <utility>
 
+#include "plait/nn/linear.hpp"
 #include "plait/schedule/generators.hpp"
+#include "plait/testing/layer_parity.hpp"
 #include "support/gpt2_parity.hpp"
 #include "support/temp_folder.hpp"
 
@@ -165,4 +167,38 @@ TEST_CASE("NaN differs from everything, on either side") {
   CHECK(testing::largest_difference({nan}, {1}) == INFINITY);
   CHECK(testing::largest_difference({1, 2}, {1}) == INFINITY);
   CHECK(testing::largest_difference({1}, {2}) == 0.5);
+}
+
+struct up_policy {
+  using input = spec<shard<batch, dp>, hidden>;
+  using weight = spec<ffn, hidden>;
+  using output = spec<shard<batch, dp>, ffn>;
+};
+/// A linear whose backward pass overwrites the gradient of its weight, or adds to it as it should.
+template <class Device>
+struct overwriting : linear<double, up_policy, Device> {
+  using base = linear<double, up_policy, Device>;
+  using base::base;
+  bool overwrites = true;
+
+  auto backward(const microbatch<Device>& mb, const tensor<double, up_policy::input, Device>& x,
+                typename base::saved& kept, const tensor<double, dual_t<up_policy::output>, Device>& dy) {
+    if (overwrites) base::visit([&](auto& p) { p.discard_gradient(mb.ctx); });
+    return base::backward(mb, x, kept, dy);
+  }
+};
+
+TEST_CASE("the kit for layers finds a pass that overwrites the gradient of an earlier one") {
+  using data = mesh<axis<dp>>;
+  for (const bool wrong : {false, true}) {
+    const auto make = [wrong](const auto& ctx) {
+      overwriting<testing::device_of<decltype(ctx)>> layer(ctx, "up");
+      layer.overwrites = wrong;
+      return layer;
+    };
+    const std::string found =
+        testing::check_layer(data{1}, {data{2}}, sizes_of<batch, hidden, ffn>(4, 6, 10), make).text();
+    CHECK((found.find("two passes of a step: the gradient of up.weight differs by 0.5") != found.npos) == wrong);
+    if (!wrong) CHECK(found == "");
+  }
 }
