@@ -147,6 +147,17 @@ class part {
       fail({"part ", describe(layout_v<Spec>), ": the pointer is null; it must point to this rank's ", size_,
             " elements"});
   }
+  /// A part of `memory`, such as a vector or a span, which has at least as many elements as this rank's part. Throws
+  /// also if it has fewer.
+  template <class Place, class Memory>
+    requires(
+        !requires { typename std::remove_cvref_t<Memory>::spec; } &&
+        requires(Memory& m, T*& data) { data = m.data(), m.size(); })
+  part(const Place& place, Memory&& memory) : part(place, memory.data()) {
+    if (static_cast<std::int64_t>(memory.size()) < size_)
+      fail({"part ", describe(layout_v<Spec>), ": the array has ", memory.size(), " elements; this rank's part has ",
+            size_});
+  }
   /// Converts a writable part to a read-only one, or a part of a type with the same bits as T to a part of T.
   template <class Other>
     requires(!std::is_same_v<Other, T> &&

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "plait/comm/threads.hpp"
@@ -121,6 +122,11 @@ TEST_CASE("messages and broadcasts carry parts, and a part of other sizes is ref
                          doctest::Contains("seq is 1, sharded over tp=2 = 2 ranks"), error);
     CHECK_THROWS_WITH_AS((part<float, pending>(here, static_cast<float*>(nullptr))),
                          doctest::Contains("the pointer is null; it must point to this rank's 2 elements"), error);
+    CHECK((part<float, pending>(here, y).unchecked()) == y.data());  // a vector, whose size is known
+    CHECK((part<const float, pending>(here, std::as_const(y)).size()) == 2);
+    std::vector<float> narrow(1);
+    CHECK_THROWS_WITH_AS((part<float, pending>(here, narrow)),
+                         doctest::Contains("the array has 1 elements; this rank's part has 2"), error);
   });
 }
 
