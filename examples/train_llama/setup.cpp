@@ -212,6 +212,20 @@ plait::llama_config config_named(const std::string& model) {
   return plait::load_llama_config(model, "--model");
 }
 
+/// Refuses a model whose config.json cannot be written, if a step or an export needs one. Otherwise only the first save
+/// would fail, and its training would be lost.
+void check_written_config(const options& opt, const plait::llama_config& c) {
+  const bool saves = !opt.checkpoint_dir.empty();
+  if (!saves && opt.export_hf.empty()) return;
+  try {
+    static_cast<void>(plait::llama_config_text(c));
+  } catch (const plait::error& e) {
+    const char* flag = saves ? "--checkpoint-dir" : "--export-hf";
+    reject("{} {}: {}; legal are other models, and no {}", flag, saves ? opt.checkpoint_dir : opt.export_hf, e.what(),
+           flag);
+  }
+}
+
 /// Returns the options of adapters as text, as on the command line.
 std::string options_text(const saved_adapters& a) {
   return fmt::format("--lora {}{}{}", a.rank, a.rank > 0 ? fmt::format(" --lora-alpha {}", a.alpha) : "",
@@ -790,6 +804,7 @@ setup prepare(const options& given_options, std::int64_t ranks) {
   const std::int64_t pp = given.extent(plait::axis_of<plait::pp>), cp = given.extent(plait::axis_of<plait::cp>);
   const std::int64_t ep = given.extent(plait::axis_of<plait::ep>);
   opt.mixture = m.config.mixture.experts > 0;
+  check_written_config(opt, m.config);
   check_mixture(opt, m.config, ep, tp);
   plait::require_order(plait::weights_order_from(opt.export_order, "--export-order"), m.config, "--export-order");
   plait::check_tensor_ranks(m.config, tp, "--mesh");

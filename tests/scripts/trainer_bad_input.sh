@@ -351,6 +351,20 @@ for mask in full window: window:0 window:3x; do
   refused "--attention-mask '$mask' is unknown; legal are model, causal and window:N with N tokens from 1" --attention-mask $mask
 done
 refused "--attention-mask window:4: config.json: .*it would be dots1, which does not have sliding_window" --model tiny-dots1 --attention-mask window:4
+cat >dots.json <<'JSON'
+{"model_type": "dots1", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+ "intermediate_size": 48, "max_position_embeddings": 256, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+ "n_shared_experts": 1, "first_k_dense_replace": 1, "norm_topk_prob": true, "routed_scaling_factor": 1, "n_group": 1, "topk_group": 1,
+ "sliding_window": 4, "max_window_layers": 0}
+JSON
+cat >olmoe.json <<'JSON'
+{"model_type": "olmoe", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6,
+ "intermediate_size": 16, "vocab_size": 256, "max_position_embeddings": 256, "num_experts": 4, "num_experts_per_tok": 2,
+ "norm_topk_prob": false}
+JSON
+refused "--checkpoint-dir steps: config.json: .*it would be dots1, which does not have sliding_window; legal are other models, and no --checkpoint-dir" \
+  --model dots.json --checkpoint-dir steps
+refused "--export-hf made: config.json: .*it would be olmoe, .*; legal are other models, and no --export-hf" --model olmoe.json --export-hf made
 refused "--attention 'fast' is unknown; legal are ring" --attention fast
 refused '--attention ring:zigzag says how ranks along cp share a sequence, and --mesh dp=2 has one; leave it out' --mesh dp=2 --attention ring:zigzag
 refused "--attention ring:contiguous is built for .* --strategy sp alone; legal here is ring:zigzag" --mesh cp=2 --attention ring:contiguous --strategy tp
