@@ -641,6 +641,10 @@ void check_mixture(const options& opt, const plait::llama_config& c, std::int64_
   };
   if (opt.expert_rows == "padded" && opt.leaves)
     plait::fail("--expert-rows padded is not supported under deterministic sums; legal is counted");
+  if (opt.balance_over == "microbatch" && opt.leaves)
+    plait::fail(
+        "--balance-over microbatch: under --deterministic a microbatch has other samples on each mesh; legal are "
+        "sequence and step");
   if (opt.graph == "on" && opt.expert_rows == "counted")
     plait::fail(
         "--graph on: a step with experts waits for their counts on the host, which a graph cannot replay; "

@@ -539,6 +539,11 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
     detail::check_groups(name, how.router, all);
     if (how.padded && sums_in_order(ctx))
       fail({name, ": its rows are not padded under deterministic sums; legal is moe_options::padded = false"});
+    const balance_loss& balance = how.losses.balance;
+    if (balance.weight > 0 && balance.over == balance_over::microbatch && sums_in_order(ctx))
+      fail({name,
+            ": balance_over::microbatch under deterministic sums, and a microbatch has other samples on each "
+            "mesh; legal are balance_over::sequence and step"});
     if (how.padded && !detail::opens_padded<exchange, Device>)
       fail({name, ": padded rows need an exchange with `open_padded`, and its exchange has none; legal are ",
             "all_to_all_exchange and moe_options::padded = false"});

@@ -608,6 +608,13 @@ TEST_CASE("mixtures without an order for deterministic sums are refused") {
   refused(
       1, [](auto& ctx) { moe<float, exchanged>(ctx, "moe", {.padded = true}); },
       "moe: its rows are not padded under deterministic sums; legal is moe_options::padded = false");
+  refused(
+      1,
+      [](auto& ctx) {
+        moe<float, exchanged>(ctx, "moe", {.losses = {.balance = {1, balance_over::microbatch}}});
+      },
+      "moe: balance_over::microbatch under deterministic sums, and a microbatch has other samples on each mesh; legal "
+      "are balance_over::sequence and step");
 }
 
 TEST_CASE("ranks without tokens are refused") {
