@@ -686,6 +686,9 @@ void set_sequence(setup& s, std::int64_t cp, std::int64_t tp) {
     reject("--attention {} is built for {} alone; legal here is {}:zigzag", opt.attention,
            has_bf16_gradients(opt) ? "--gradients full" : "--device cpu and --strategy sp",
            opt.attention.substr(0, opt.attention.find(':')));
+  if (cp > 1 && !s.zigzag && opt.mixture)
+    reject("--attention {} is not supported for models with experts; legal is {}:zigzag", opt.attention,
+           opt.attention.substr(0, opt.attention.find(':')));
   if (opt.given("--attention") && cp == 1 && opt.plan != "auto")
     reject(
         "--attention {} says how ranks along cp share a sequence, and --mesh {} has one; leave it out, or give cp in "

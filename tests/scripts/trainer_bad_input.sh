@@ -52,6 +52,8 @@ refused '--expert-rows padded is for models with experts, and this one has none;
 refused '--expert-rows padded is not supported under deterministic sums; legal is counted' --model tiny-experts --expert-rows padded --deterministic 4,4,2
 refused '--balance-over microbatch: under --deterministic a microbatch has other samples on each mesh; legal are sequence and step' \
   --model tiny-experts --balance-loss 0.01 --balance-over microbatch --deterministic 4,4,2
+refused '--attention ulysses:contiguous is not supported for models with experts; legal is ulysses:zigzag' \
+  --model tiny-experts --mesh cp=2 --attention ulysses:contiguous
 refused '--expert-bias-rate 0.1 is for models whose router has biases, and this one has none; legal is 0, or a model such as tiny-dots1' --model tiny-experts --expert-bias-rate 0.1
 refused '--loss-chunks 65: each rank has 64 positions of a sequence; legal are 1 to 64' --mesh tp=2 --seq 128 --loss-chunks 65
 refused '--loss-chunks 3: each rank has 64 positions of a sequence; legal with --deterministic are those that divide them' --deterministic 4,4,2 --mesh tp=2 --seq 128 --loss-chunks 3
