@@ -516,8 +516,12 @@ void set_deterministic(setup& s, std::int64_t dp, std::int64_t cp, std::int64_t 
         "heads; legal are up to {}",
         tp, c.kv_heads, c.kv_heads);
   if (c.qk_norm) plait::fail("--deterministic has no order for norms of queries and keys, which this model has");
-  for (const auto& [name, size] : {std::pair{"heads", c.heads}, {"kv heads", c.kv_heads}, {"ffn", c.ffn}})
-    if (const std::int64_t leaves = std::gcd(n.features, size); leaves < tp)
+  for (const auto& [name, size] : {std::pair{"heads", c.heads},
+                                   {"kv heads", c.kv_heads},
+                                   {"ffn", c.ffn},
+                                   {"ffn of shared experts", c.mixture.shared_ffn},
+                                   {"ffn of dense layers", c.mixture.dense_ffn}})
+    if (const std::int64_t leaves = std::gcd(n.features, size); size > 0 && leaves < tp)
       refuse(name, leaves,
              fmt::format("as many as divide {} and {}, cannot be divided over tp={}; the first number must have a "
                          "common divisor with {} that is at least {}",

@@ -63,6 +63,18 @@ refused '--loss-chunks 2: --schedule zb_h1 defers weight gradients, for which th
 refused '--router-z-loss is -1; legal is at least 0' --model tiny-experts --router-z-loss -1
 refused '--deterministic 4,4,1: 1 leaves of the sequence, cannot be divided over cp=1 and, for routers, tp=2; legal are 2 or more' \
   --model tiny-experts --deterministic 4,4,1 --mesh tp=2 --global-batch 8
+odd() { # odd KEYS: a model whose shared expert or dense layer cannot be cut in two
+  cat >odd.json <<JSON
+{"model_type": "qwen2_moe", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+ "max_position_embeddings": 256, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": true, $1}
+JSON
+}
+odd '"intermediate_size": 16, "shared_expert_intermediate_size": 17'
+refused '--deterministic 4,4,2: 1 leaves of ffn of shared experts, as many as divide 4 and 17, cannot be divided over tp=2' \
+  --model odd.json --deterministic 4,4,2 --mesh tp=2
+odd '"shared_expert_intermediate_size": 16, "mlp_only_layers": [0], "intermediate_size": 37'
+refused '--deterministic 4,4,2: 1 leaves of ffn of dense layers, as many as divide 4 and 37, cannot be divided over tp=2' \
+  --model odd.json --deterministic 4,4,2 --mesh tp=2
 
 # Sizes that the ranks cannot divide.
 sized() { # sized HEADS KV_HEADS HIDDEN FFN
