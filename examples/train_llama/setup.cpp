@@ -606,6 +606,11 @@ void check_loss_chunks(const setup& s, std::int64_t cp, std::int64_t tp) {
         fmt::format("chunks of {} positions on each rank are not whole leaves of --deterministic {}; legal there, as "
                     "the third number, are multiples of {}",
                     here / chunks, s.opt.deterministic, s.opt.seq / (here / chunks)));
+  if (s.opt.leaves && s.zigzag && cp > 1 && s.opt.leaves.sequence % (2 * cp) != 0)
+    refuse(
+        fmt::format("each rank along cp={} has two pieces of a sequence in zigzag order, and they are not whole leaves "
+                    "of --deterministic {}; legal there, as the third number, are multiples of {}",
+                    cp, s.opt.deterministic, 2 * cp));
   for (const auto& actions : s.schedule.order)
     for (const plait::action& a : actions)
       if (a.kind == plait::action_kind::weight_backward)

@@ -59,6 +59,8 @@ refused '--loss-chunks 65: each rank has 64 positions of a sequence; legal are 1
 refused '--loss-chunks 3: each rank has 64 positions of a sequence; legal with --deterministic are those that divide them' --deterministic 4,4,2 --mesh tp=2 --seq 128 --loss-chunks 3
 refused '--loss-chunks 2: 3 ranks have unequally many of 128 positions of a sequence; legal with --deterministic is 1' --deterministic 8,4,4 --mesh cp=3 --seq 128 --attention ring:contiguous --loss-chunks 2
 refused '--loss-chunks 2: chunks of 16 positions on each rank are not whole leaves of --deterministic 4; legal there, as the third number, are multiples of 2' --deterministic 4 --loss-chunks 2
+refused '--loss-chunks 3: each rank along cp=2 has two pieces .* not whole leaves of --deterministic 4,4,6; legal there, as the third number, are multiples of 4' \
+  --deterministic 4,4,6 --mesh cp=2 --seq 96 --loss-chunks 3
 refused '--loss-chunks 2: --schedule zb_h1 defers weight gradients, for which the gradients of all logits wait; legal is 1, or a schedule such as 1f1b' --mesh pp=2 --global-batch 8 --schedule zb_h1 --loss-chunks 2
 refused '--router-z-loss is -1; legal is at least 0' --model tiny-experts --router-z-loss -1
 refused '--deterministic 4,4,1: 1 leaves of the sequence, cannot be divided over cp=1 and, for routers, tp=2; legal are 2 or more' \
