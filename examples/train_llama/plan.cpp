@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "../number_text.hpp"
@@ -296,6 +297,15 @@ std::vector<options> planned_options(const options& opt, std::int64_t ranks) {
     o.micro_batch = l.microbatch;
     o.recompute = pp::recompute_text(l);
     o.offload = pp::offload_text(l);
+    for (const auto& [name, value] : {std::pair<const char*, std::string>{"--mesh", o.mesh},
+                                      {"--schedule", o.schedule},
+                                      {"--data-parallel", o.data_parallel},
+                                      {"--replicate-over", o.replicate_over},
+                                      {"--micro-batch", fmt::format("{}", o.micro_batch)},
+                                      {"--recompute", o.recompute},
+                                      {"--offload", o.offload}})
+      for (auto& [option, text] : o.by_name)
+        if (option == name) text = value;
   }
   return out;
 }

@@ -135,6 +135,9 @@ summary = [json.loads(line) for line in open("planned.jsonl")][-1]["summary"]
 p = summary["prediction"]
 assert p["step_seconds"] > 0 and p["measured_step_seconds"] > 0
 assert p["measured_peak_bytes"] == summary["peak_bytes"]
+plan = open("planned.out").read().split("plan: ")[1].split("\n")[0].split()
+for name, value in zip(plan[::2], plan[1::2]):
+    assert summary["options"][name] == value, (name, value, summary["options"])
 assert 0.5 < p["allocated_bytes"] / p["measured_peak_bytes"] < 2, p
 PYTHON
 train unpriced --cluster machine.json --mesh dp=2 --optimizer muon --sample 0
