@@ -238,6 +238,58 @@ TEST_CASE("gaps in an output are refused") {
 
 namespace {
 
+/// Arrays of context_attention on one rank, of 4 tokens with 2 heads and 1 kv head of 2 elements.
+struct own_arrays {
+  std::vector<double> q = std::vector<double>(16, 0.1), k = std::vector<double>(8, 0.2), v = k, o = q, d_o = q, dq = q,
+                      dk = k, dv = k;
+  std::vector<std::int32_t> starts{0, 0, 2, 2};
+  attention_inputs<double> in{q.data(), k.data(), v.data()};
+  double* to = o.data();
+  const double *from = o.data(), *gradient = d_o.data();
+  attention_gradients<double> out{dq.data(), dk.data(), dv.data()};
+};
+/// Returns the text of what the first refused call throws, after the given changes to the calls' arguments.
+template <class Policy = whole_sequence, class Before, class After>
+std::string refused_arrays(Before&& before_forward, After&& before_backward, bool documents = false,
+                           kernels::attention_shape shape = {}) {
+  shape.heads = 2, shape.head_dim = 2, shape.scale = 1;
+  std::string text;
+  on_mesh(plait::mesh<axis<cp>>(1), {}, 1, [&](const context<cpu>& ctx) {
+    context_attention<double, Policy> attention(ctx, shape, sequence_order::original(4), documents, "mine");
+    typename context_attention<double, Policy>::saved kept;
+    own_arrays a;
+    before_forward(a);
+    text = text_thrown_by([&] { attention.forward(ctx, a.in, a.to, &kept); });
+    if (!text.empty()) return;
+    before_backward(a);
+    text = text_thrown_by([&] { attention.backward(ctx, a.in, a.from, a.gradient, kept, a.out); });
+  });
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("arrays with document starts and attention without them are refused, and the reverse") {
+  const auto give = [](own_arrays& a) { a.in.first_visible = a.starts.data(); };
+  const auto take = [](own_arrays& a) { a.in.first_visible = nullptr; };
+  const auto keep = [](own_arrays&) {};
+  const std::string ignored =
+      "mine: attention_inputs::first_visible is given, but its constructor's `documents` is not true: pass true, or "
+      "leave first_visible null";
+  const std::string forgotten =
+      "mine: its constructor's `documents` is true, but attention_inputs::first_visible is null: give in each call the "
+      "position where each token's document begins";
+  CHECK(refused_arrays(keep, keep, false) == "");
+  CHECK(refused_arrays(give, keep, true) == "");
+  CHECK(refused_arrays(give, take, false) == ignored);
+  CHECK(refused_arrays(keep, give, false) == ignored);
+  CHECK(refused_arrays(keep, give, true) == forgotten);
+  CHECK(refused_arrays(give, take, true) == forgotten);
+  CHECK(refused_arrays<ring<cp>>(give, take, true) == forgotten);
+}
+
+namespace {
+
 constexpr std::int64_t packed_tokens = 40;
 /// Three documents.
 std::int64_t packed_start(std::int64_t position) { return position < 13 ? 0 : position < 29 ? 13 : 29; }

@@ -49,11 +49,13 @@ class context_attention {
     shape.q_len = shape.k_len = own;
     shape.q_offset = shape.k_offset = 0;
     shape.q_batch = shape.k_batch = shape.lse_stride = 0;
-    static_cast<void>(shape.checked());
+    shape_ = shape.checked();
     for (const std::int64_t stride : {shape.o_stride, shape.do_stride})
       if (stride != 0 && stride != shape.heads * shape.head_dim)
         fail({name, ": o_stride or do_stride is ", stride,
               "; o and its gradient are without gaps, so that legal are 0 and ", shape.heads * shape.head_dim});
+    documents_ = documents;
+    name_ = name;
     attention_part part{shape, {}, static_cast<std::size_t>(mine), documents, std::move(name)};
     part.chunk = detail::chunk_of<engine>(ctx, length, part.name);
     for (std::int64_t r = 0; r < ranks; ++r) part.blocks.push_back(order.runs(begin(r), begin(r + 1) - begin(r)));
@@ -66,16 +68,33 @@ class context_attention {
   const std::vector<std::int64_t>& positions() const { return positions_; }
 
   /// `kept` holds values for `backward`; null: no backward pass follows. q, k and v must live until the backward pass.
+  /// `in.first_visible` is given if, and only if, the constructor's `documents` is true.
   void forward(const context<Device>& ctx, const attention_inputs<value_type>& in, value_type* o, saved* kept) {
+    check_documents(in);
     engine_.forward(ctx, in, o, kept);
   }
   /// Overwrites the gradients in `out`.
   void backward(const context<Device>& ctx, const attention_inputs<value_type>& in, const value_type* o,
                 const value_type* d_o, saved& kept, const attention_gradients<value_type>& out) {
+    check_documents(in);
     engine_.backward(ctx, in, o, d_o, kept, out);
   }
 
  private:
+  /// A rank without tokens may have no `first_visible`.
+  void check_documents(const attention_inputs<value_type>& in) const {
+    if ((in.first_visible != nullptr) == documents_ || (documents_ && shape_.batch * shape_.q_len == 0)) return;
+    fail(
+        {name_, documents_
+                    ? ": its constructor's `documents` is true, but attention_inputs::first_visible is null: give in "
+                      "each call the position where each token's document begins"
+                    : ": attention_inputs::first_visible is given, but its constructor's `documents` is not true: pass "
+                      "true, or leave first_visible null"});
+  }
+
+  std::string name_;
+  kernels::attention_shape shape_;
+  bool documents_ = false;
   std::vector<std::int64_t> positions_;
   engine engine_;
 };
