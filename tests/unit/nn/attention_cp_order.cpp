@@ -288,6 +288,50 @@ TEST_CASE("arrays with document starts and attention without them are refused, a
   CHECK(refused_arrays<ring<cp>>(give, take, true) == forgotten);
 }
 
+TEST_CASE("missing and shared arrays of attention are refused") {
+  const auto keep = [](own_arrays&) {};
+  const auto forward = [&](auto change) { return refused_arrays([&](own_arrays& a) { change(a); }, keep); };
+  const auto backward = [&](auto change) { return refused_arrays(keep, change); };
+  const std::string other = ": give each an array of its own", one = ", and both are one array" + other;
+  const auto null = [](const std::string& name, int size) {
+    return "mine: " + name + " is a null pointer; it must point to this rank's " + std::to_string(size) + " elements";
+  };
+  CHECK(forward([](own_arrays& a) { a.in.q = nullptr; }) == null("q", 16));
+  CHECK(forward([](own_arrays& a) { a.in.k = nullptr; }) == null("k", 8));
+  CHECK(forward([](own_arrays& a) { a.in.v = nullptr; }) == null("v", 8));
+  CHECK(forward([](own_arrays& a) { a.to = nullptr; }) == null("o", 16));
+  CHECK(forward([](own_arrays& a) { a.to = a.q.data(); }) == "mine: forward writes o while it still reads q" + one);
+  CHECK(forward([](own_arrays& a) { a.in.v = a.to + 8; }) ==
+        "mine: forward writes o while it still reads v, and they overlap" + other);
+  CHECK(forward([](own_arrays& a) { a.in.v = a.in.k; }) == "");
+
+  CHECK(backward([](own_arrays& a) { a.in.k = nullptr; }) == null("k", 8));
+  CHECK(backward([](own_arrays& a) { a.from = nullptr; }) == null("o", 16));
+  CHECK(backward([](own_arrays& a) { a.gradient = nullptr; }) == null("d_o", 16));
+  CHECK(backward([](own_arrays& a) { a.out.dq = nullptr; }) == null("dq", 16));
+  CHECK(backward([](own_arrays& a) { a.out.dk = nullptr; }) == null("dk", 8));
+  CHECK(backward([](own_arrays& a) { a.out.dv = nullptr; }) == null("dv", 8));
+  CHECK(backward([](own_arrays& a) { a.out.dv = a.out.dk; }) == "mine: backward writes dk and dv" + one);
+  CHECK(backward([](own_arrays& a) { a.out.dk = a.k.data(); }) ==
+        "mine: backward writes dk while it still reads k" + one);
+  CHECK(backward([](own_arrays& a) { a.out.dq = a.d_o.data(); }) ==
+        "mine: backward writes dq while it still reads d_o" + one);
+  CHECK(backward([](own_arrays& a) { a.out.dv = a.out.dk + 4; }) ==
+        "mine: backward writes dk and dv, and they overlap" + other);
+
+  // Tokens of q, k and v side by side, and so their gradients.
+  std::vector<double> packed(4 * 8, 0.1), gradients(packed);
+  const auto pack = [&](own_arrays& a) {
+    a.in = {packed.data(), packed.data() + 4, packed.data() + 6};
+    a.out = {gradients.data(), gradients.data() + 4, gradients.data() + 6};
+  };
+  const kernels::attention_shape side_by_side{.q_stride = 8, .k_stride = 8, .v_stride = 8};
+  CHECK(refused_arrays(pack, keep, false, side_by_side) == "");
+  CHECK(refused_arrays(
+            pack, [](own_arrays& a) { --a.out.dv; }, false, side_by_side) ==
+        "mine: backward writes dk and dv, and they overlap" + other);
+}
+
 namespace {
 
 constexpr std::int64_t packed_tokens = 40;

@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -13,10 +15,49 @@
 #include "plait/nn/attention/all_gather_kv.hpp"
 #include "plait/nn/attention/ring.hpp"
 #include "plait/nn/attention/ulysses.hpp"
+#include "plait/tensor/tensor.hpp"
 
 namespace plait {
 
 // Context parallelism for a program's own layers: one policy on plain arrays.
+
+namespace detail {
+
+/// An array of rows of `width` elements, whose beginnings are `stride` elements apart. `written`: a call writes it.
+struct array_of_rows {
+  template <class T>
+  array_of_rows(const char* called, T* begin, std::int64_t count, std::int64_t elements, std::int64_t apart)
+      : name(called),
+        at(reinterpret_cast<std::uintptr_t>(begin)),
+        width(static_cast<std::uintptr_t>(elements) * sizeof(T)),
+        stride(static_cast<std::uintptr_t>(apart) * sizeof(T)),
+        bytes(begin && count > 0 ? static_cast<std::uintptr_t>(count - 1) * stride + width : 0),
+        written(!std::is_const_v<T>) {}
+
+  /// Whether the arrays share bytes. Rows of equal strides may lie side by side, as in one packed array.
+  bool shares(const array_of_rows& other) const {
+    if (bytes == 0 || other.bytes == 0 || at >= other.at + other.bytes || other.at >= at + bytes) return false;
+    if (stride != other.stride) return true;
+    const std::uintptr_t behind =
+        at <= other.at ? (other.at - at) % stride : (stride - (at - other.at) % stride) % stride;
+    return behind < width || behind + other.width > stride;
+  }
+
+  const char* name;
+  std::uintptr_t at, width, stride, bytes;
+  bool written;
+};
+
+/// Throws if `call` writes an array that shares bytes with another of its arrays.
+inline void require_own_rows(const std::string& layer, const char* call, std::initializer_list<array_of_rows> all) {
+  for (const array_of_rows& a : all)
+    for (const array_of_rows& b : all)
+      if (&a != &b && a.written && a.shares(b))
+        fail({layer, ": ", call, " writes ", a.name, b.written ? " and " : " while it still reads ", b.name, ", and ",
+              a.at == b.at ? "both are one array" : "they overlap", ": give each an array of its own"});
+}
+
+}  // namespace detail
 
 /// Attention under a context-parallel policy on the caller's arrays, without projections, rotation or parameters.
 ///
@@ -68,22 +109,61 @@ class context_attention {
   const std::vector<std::int64_t>& positions() const { return positions_; }
 
   /// `kept` holds values for `backward`; null: no backward pass follows. q, k and v must live until the backward pass.
-  /// `in.first_visible` is given if, and only if, the constructor's `documents` is true.
+  /// `in.first_visible` is given if, and only if, the constructor's `documents` is true. o shares no bytes with an
+  /// input.
   void forward(const context<Device>& ctx, const attention_inputs<value_type>& in, value_type* o, saved* kept) {
     check_documents(in);
+    require_inputs(in);
+    detail::require_array(name_, "o", o, queries() * q_width());
+    detail::require_own_rows(name_, "forward",
+                             {query_rows("o", o, q_width()), query_rows("q", in.q, shape_.q_stride),
+                              key_rows("k", in.k, shape_.k_stride), key_rows("v", in.v, shape_.v_stride)});
     engine_.forward(ctx, in, o, kept);
   }
-  /// Overwrites the gradients in `out`.
+  /// Overwrites the gradients in `out`, each of which shares no bytes with another array of the call.
   void backward(const context<Device>& ctx, const attention_inputs<value_type>& in, const value_type* o,
                 const value_type* d_o, saved& kept, const attention_gradients<value_type>& out) {
     check_documents(in);
+    detail::require_array(name_, "o", o, queries() * q_width());
+    detail::require_array(name_, "d_o", d_o, queries() * q_width());
+    detail::require_array(name_, "dq", out.dq, queries() * q_width());
+    detail::require_array(name_, "dk", out.dk, keys() * k_width());
+    detail::require_array(name_, "dv", out.dv, keys() * k_width());
+    attention_inputs<value_type> read;  // none, if the engine keeps its own
+    if (engine_.keeps_inputs()) {
+      require_inputs(in);
+      read = in;
+    }
+    detail::require_own_rows(name_, "backward",
+                             {query_rows("dq", out.dq, shape_.dq_stride), key_rows("dk", out.dk, shape_.dk_stride),
+                              key_rows("dv", out.dv, shape_.dv_stride), query_rows("q", read.q, shape_.q_stride),
+                              key_rows("k", read.k, shape_.k_stride), key_rows("v", read.v, shape_.v_stride),
+                              query_rows("o", o, q_width()), query_rows("d_o", d_o, q_width())});
     engine_.backward(ctx, in, o, d_o, kept, out);
   }
 
  private:
+  std::int64_t queries() const { return shape_.batch * shape_.q_len; }
+  std::int64_t keys() const { return shape_.batch * shape_.k_len; }
+  std::int64_t q_width() const { return shape_.heads * shape_.head_dim; }
+  std::int64_t k_width() const { return shape_.kv_heads * shape_.head_dim; }
+  template <class T>
+  detail::array_of_rows query_rows(const char* name, T* at, std::int64_t stride) const {
+    return {name, at, queries(), q_width(), stride};
+  }
+  template <class T>
+  detail::array_of_rows key_rows(const char* name, T* at, std::int64_t stride) const {
+    return {name, at, keys(), k_width(), stride};
+  }
+
+  void require_inputs(const attention_inputs<value_type>& in) const {
+    detail::require_array(name_, "q", in.q, queries() * q_width());
+    detail::require_array(name_, "k", in.k, keys() * k_width());
+    detail::require_array(name_, "v", in.v, keys() * k_width());
+  }
   /// A rank without tokens may have no `first_visible`.
   void check_documents(const attention_inputs<value_type>& in) const {
-    if ((in.first_visible != nullptr) == documents_ || (documents_ && shape_.batch * shape_.q_len == 0)) return;
+    if ((in.first_visible != nullptr) == documents_ || (documents_ && queries() == 0)) return;
     fail(
         {name_, documents_
                     ? ": its constructor's `documents` is true, but attention_inputs::first_visible is null: give in "
