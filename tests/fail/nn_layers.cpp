@@ -92,6 +92,136 @@ using logits = spec<shard<batch, dp>, shard<vocab, tp>>;
 using labels = if_fixed<spec<shard<batch, dp>, invariant<tp>>, spec<batch, invariant<dp, tp>>>;
 template class plait::cross_entropy_loss<float, logits, labels>;
 
+// case: mixture_misnamed_members
+// expect: the policy has a member `exchnage`, which means nothing: did you mean `exchange`?
+// expect: misspelled
+// expect: a policy's `exchange` is a template of two types
+// expect: of_one_type
+// expect: the policy has a member `has_bias`, which means nothing: a mixture's experts have no bias
+// expect: a_bias
+// expect: the policy has a member `store`, which means nothing: a mixture stores its weights as it uses them
+// expect: a_store
+// errors-at-most: 4
+
+struct experts_over_ep {
+  using input = spec<shard<batch, ep>, seq, hidden>;
+  using weight = spec<shard<experts, ep>, ffn, hidden>;
+  using output = input;
+};
+// Without the errors, all of these members would be ignored.
+struct misspelled : experts_over_ep {
+#ifdef PLAIT_FAIL_FIX
+  template <class T, class Device>
+  using exchange = all_to_all_exchange<T, Device>;
+#else
+  template <class T, class Device>
+  using exchnage = all_to_all_exchange<T, Device>;
+#endif
+};
+template class plait::moe<float, misspelled>;
+
+struct of_one_type : experts_over_ep {
+#ifdef PLAIT_FAIL_FIX
+  template <class T, class Device>
+  using exchange = all_to_all_exchange<T, Device>;
+#else
+  template <class T>
+  using exchange = all_to_all_exchange<T, cpu>;
+#endif
+};
+template class plait::moe<float, of_one_type>;
+
+struct a_bias : experts_over_ep {
+#ifndef PLAIT_FAIL_FIX
+  static constexpr bool has_bias = true;
+#endif
+};
+template class plait::moe<float, a_bias>;
+
+struct a_store : experts_over_ep {
+#ifndef PLAIT_FAIL_FIX
+  using store = weight;
+#endif
+};
+template class plait::moe<float, a_store>;
+
+// case: mixture_with_members_of_linears
+// expect: a mixture's experts have no bias: leave `bias` out of its policy
+// expect: a_bias
+// expect: a mixture stores its weights as it uses them: leave `stored` out of its policy
+// expect: a_store
+// expect: a mixture's products do not overlap with collectives in chunks: leave `overlap` out of its policy
+// expect: an_overlap
+// errors-at-most: 3
+
+struct experts_over_ep {
+  using input = spec<shard<batch, ep>, seq, hidden>;
+  using weight = spec<shard<experts, ep>, ffn, hidden>;
+  using output = input;
+};
+struct a_bias : experts_over_ep {
+#ifndef PLAIT_FAIL_FIX
+  static constexpr bool bias = true;
+#endif
+};
+template class plait::moe<float, a_bias>;
+
+struct a_store : experts_over_ep {
+#ifndef PLAIT_FAIL_FIX
+  using stored = weight;
+#endif
+};
+template class plait::moe<float, a_store>;
+
+struct an_overlap : experts_over_ep {
+#ifndef PLAIT_FAIL_FIX
+  using overlap = plait::overlap<4>;
+#endif
+};
+template class plait::moe<float, an_overlap>;
+
+// case: mixture_outside_its_mesh
+// expect: a boundary spec must mention every axis of its mesh: shard a dim over it, or write replicate<axis>, partial<axis> or invariant<axis>
+// expect: on_axis<plait::tp>
+// expect: experts_over_ep
+// errors-at-most: 1
+
+// Without the error, the specs would not be checked against the mesh.
+struct experts_over_ep {
+  using mesh = plait::mesh<axis<ep>, axis<tp>>;
+  using input = if_fixed<spec<shard<batch, ep>, seq, hidden, invariant<tp>>, spec<shard<batch, ep>, seq, hidden>>;
+  using weight = spec<shard<experts, ep>, ffn, hidden>;
+  using output = input;
+};
+template class plait::moe<float, experts_over_ep>;
+
+// case: mixture_without_weight
+// expect: a policy names `weight`, the spec of the weight in use: using weight = spec<...>
+// expect: experts_over_ep
+// errors-at-most: 1
+
+struct experts_over_ep {
+  using input = spec<shard<batch, ep>, seq, hidden>;
+#ifdef PLAIT_FAIL_FIX
+  using weight = spec<shard<experts, ep>, ffn, hidden>;
+#endif
+  using output = input;
+};
+template class plait::moe<float, experts_over_ep>;
+
+// case: strategy_misnamed_exchange
+// expect: the policy has a member `exchnage`, which means nothing: did you mean `exchange`?
+// expect: my_strategy
+// errors-at-most: 1
+
+struct my_strategy : megatron_experts {
+#ifndef PLAIT_FAIL_FIX
+  template <class T, class Device>
+  using exchnage = all_to_all_exchange<T, Device>;
+#endif
+};
+template class plait::moe<float, mixture_policy<my_strategy>>;
+
 // case: overlap_in_parallel
 // expect: `overlap` would hide nothing: by their specs, its linears gather no input and reduce no output
 // expect: beside

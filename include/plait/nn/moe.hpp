@@ -27,6 +27,7 @@
 #include "plait/layout/plan.hpp"
 #include "plait/nn/layer.hpp"
 #include "plait/nn/linear.hpp"
+#include "plait/nn/linear/policy.hpp"
 #include "plait/nn/mlp.hpp"
 #include "plait/nn/moe/expert_adapters.hpp"
 #include "plait/nn/moe/expert_capacity.hpp"
@@ -133,6 +134,90 @@ struct router_weight {
     return a;
   }();
 };
+
+struct any_mixture {
+  using input = spec<batch, seq, hidden>;
+  using weight = spec<experts, ffn, hidden>;
+  using output = input;
+};
+template <class Policy>
+using policy_of_mixture = typename policy_or<Policy, any_mixture>::type;
+
+template <template <class...> class>
+struct any_template;
+
+/// Reports members of a mixture's policy, or of its strategy, that are near to `exchange` and would be ignored.
+template <class P, class T, class Device>
+struct exchange_requirements {
+  static constexpr bool named = requires { typename P::template exchange<T, Device>; };
+  static constexpr bool of_other_kind =
+      requires { sizeof(typename P::exchange); } || requires { typename any_template<P::template exchange>; };
+  static_assert(
+      named || !of_other_kind,
+      "a policy's `exchange` is a template of two types: template <class T, class Device> using exchange = X;");
+  static_assert(
+      named || !requires { typename P::template exchnage<T, Device>; },
+      "the policy has a member `exchnage`, which means nothing: did you mean `exchange`?");
+  static_assert(
+      named || !requires { typename P::template exhange<T, Device>; },
+      "the policy has a member `exhange`, which means nothing: did you mean `exchange`?");
+  static_assert(
+      named || !requires { typename P::template Exchange<T, Device>; },
+      "the policy has a member `Exchange`, which means nothing: did you mean `exchange`?");
+  static_assert(
+      named || !requires { typename P::template expert_exchange<T, Device>; },
+      "the policy has a member `expert_exchange`, which means nothing: did you mean `exchange`?");
+  static_assert(
+      named || !requires { typename P::template row_exchange<T, Device>; },
+      "the policy has a member `row_exchange`, which means nothing: did you mean `exchange`?");
+};
+
+/// Reports the specs that a mixture's policy lacks, and members of other layers' policies, which a mixture would
+/// ignore. Only some similar names are refused, as in `policy_requirements`.
+template <class P, class T, class Device>
+struct mixture_requirements : spec_requirements<P>, exchange_requirements<P, T, Device> {
+  static_assert(
+      !requires { P::bias; }, "a mixture's experts have no bias: leave `bias` out of its policy");
+  static_assert(
+      !requires { P::has_bias; },
+      "the policy has a member `has_bias`, which means nothing: a mixture's experts have no bias");
+  static_assert(
+      !requires { P::use_bias; },
+      "the policy has a member `use_bias`, which means nothing: a mixture's experts have no bias");
+  static_assert(
+      !requires { P::with_bias; },
+      "the policy has a member `with_bias`, which means nothing: a mixture's experts have no bias");
+  static_assert(
+      !requires { P::add_bias; },
+      "the policy has a member `add_bias`, which means nothing: a mixture's experts have no bias");
+  static_assert(
+      !requires { P::Bias; }, "the policy has a member `Bias`, which means nothing: a mixture's experts have no bias");
+  static_assert(
+      !requires { typename P::stored; },
+      "a mixture stores its weights as it uses them: leave `stored` out of its policy");
+  static_assert(
+      !requires { typename P::store; },
+      "the policy has a member `store`, which means nothing: a mixture stores its weights as it uses them");
+  static_assert(
+      !requires { typename P::Stored; },
+      "the policy has a member `Stored`, which means nothing: a mixture stores its weights as it uses them");
+  static_assert(
+      !requires { typename P::storage; },
+      "the policy has a member `storage`, which means nothing: a mixture stores its weights as it uses them");
+  static_assert(
+      !requires { typename P::stored_as; },
+      "the policy has a member `stored_as`, which means nothing: a mixture stores its weights as it uses them");
+  static_assert(
+      !requires { typename P::overlap; },
+      "a mixture's products do not overlap with collectives in chunks: leave `overlap` out of its policy");
+};
+template <class P, class T, class Device>
+inline constexpr bool mixture_checked = sizeof(mixture_requirements<P, T, Device>) > 0;
+/// A policy that is derived from a strategy names nothing itself.
+template <class P, class T, class Device>
+  requires requires { typename P::derived_from; }
+inline constexpr bool mixture_checked<P, T, Device> =
+    sizeof(exchange_requirements<typename P::derived_from, T, Device>) > 0;
 
 inline void check_groups(const std::string& name, const kernels::router_settings& how, std::int64_t experts) {
   if (how.groups < 1 || experts % how.groups != 0)
@@ -345,35 +430,40 @@ struct moe_options {
 ///
 /// The ranks of an axis that shards experts and tokens exchange rows. If an axis shards experts but no tokens, each
 /// rank computes the rows of its own experts, and a reduction sums over experts. The same holds for an axis that shards
-/// the width. A policy or strategy may name the exchange (`expert_exchange`); all_to_all_exchange is the default. The
-/// router's weight, [experts, hidden], is on all ranks. Parameters are named `NAME.gate.weight`,
-/// `NAME.experts.gate_proj.weight`, `NAME.experts.up_proj.weight` and `NAME.experts.down_proj.weight`. With a
-/// `bias_rate` there is also `NAME.gate.e_score_correction_bias` [experts], which has no gradient. With
-/// `balance_over::step` there is also `NAME.gate.last_load` [experts]: how often the last step chose each expert,
-/// divided by the mean. It begins as 1, also if a checkpoint does not have it. Directories of weights never have it.
+/// the width. A policy or strategy may name the exchange (`expert_exchange`); all_to_all_exchange is the default. A
+/// policy may name its `mesh`, like a linear's. The router's weight, [experts, hidden], is on all ranks. Parameters are
+/// named `NAME.gate.weight`, `NAME.experts.gate_proj.weight`, `NAME.experts.up_proj.weight` and
+/// `NAME.experts.down_proj.weight`. With a `bias_rate` there is also `NAME.gate.e_score_correction_bias` [experts],
+/// which has no gradient. With `balance_over::step` there is also `NAME.gate.last_load` [experts]: how often the last
+/// step chose each expert, divided by the mean. It begins as 1, also if a checkpoint does not have it. Directories of
+/// weights never have it.
 ///
 /// A forward pass waits once for its device to get the counts of rows, unless they are padded (`moe_options::padded`).
 /// Without padding a graph cannot record it.
 template <class Precision, class Policy, compute_device Device = cpu>
-class moe : public layer_types<activation_of<Precision>, typename Policy::input, typename Policy::output, Device> {
+class moe : public layer_types<activation_of<Precision>, typename detail::policy_of_mixture<Policy>::input,
+                               typename detail::policy_of_mixture<Policy>::output, Device> {
+  using policy = detail::policy_of_mixture<Policy>;
   using T = activation_of<Precision>;
   using A = arithmetic<T>;
   using S = statistic_of<Precision>;
   using exchange = typename detail::exchange_of<Policy, T, Device>::type;
   using adapters = detail::expert_adapters<Precision, Device>;
-  using value = detail::mixture_value<Policy>;
-  using scores = spec_from<detail::mixture_scores<Policy>, typename Policy::input, spec<experts>>;
+  using value = detail::mixture_value<policy>;
+  using scores = spec_from<detail::mixture_scores<policy>, typename policy::input, spec<experts>>;
   using router_layer =
       linear<Precision,
-             layer_policy<typename Policy::input,
-                          spec_from<detail::router_weight<Policy>, typename Policy::input, spec<experts>>, scores>,
+             layer_policy<typename policy::input,
+                          spec_from<detail::router_weight<policy>, typename policy::input, spec<experts>>, scores>,
              Device>;
   static constexpr const detail::mixture_derivation& derived = value::derivation;
 
  public:
-  using input = typename Policy::input;
-  using output = typename Policy::output;
-  static_assert(enforced<value, Policy, input, typename Policy::weight, output>);
+  using input = typename policy::input;
+  using output = typename policy::output;
+  static_assert(detail::mixture_checked<Policy, T, Device>);
+  static_assert(enforced<value, policy, input, typename policy::weight, output>);
+  static_assert(inside_mesh<policy, input, output>);
   static_assert(detail::exchange_of<Policy, T, Device>::accepted,
                 "a mixture's exchange is a policy: a type with a constructor X(device, expert_group), a route, and the "
                 "members open, dispatch and combine (nn/moe/expert_exchange.hpp)");
@@ -471,7 +561,7 @@ class moe : public layer_types<activation_of<Precision>, typename Policy::input,
   template <spec_like Gradient, std::invocable Work>
   tensor<T, dual_t<input>, Device> backward(const microbatch<Device>& mb, const tensor<T, input, Device>& x, saved& s,
                                             const tensor<T, Gradient, Device>& dy, Work&& meanwhile) {
-    static_assert(enforced<detail::dual_value_check<Gradient, output>, Policy, Gradient, output>);
+    static_assert(enforced<detail::dual_value_check<Gradient, output>, policy, Gradient, output>);
     const context<Device>& ctx = mb.ctx;
     const range profiled(ctx.device, names_.backward());
     detail::require_size(names_.layer(), "x", x.size(), tokens_ * hidden_);

@@ -31,11 +31,9 @@ struct biased_policy : layer_policy<Input, Weight, Output> {
 
 namespace detail {
 
-/// Reports the members that a policy of a linear or an embedding lacks, and members without a meaning or of a wrong
-/// kind. Without this check, misnamed optional members would be ignored silently. Only some similar names are refused,
-/// since C++ cannot list the members of a class.
+/// Reports the specs that a policy lacks, and errors in its `mesh`.
 template <class P>
-struct policy_requirements {
+struct spec_requirements {
   static_assert(
       requires { requires spec_like<typename P::input>; },
       "a policy names `input`, the spec of the layer's input: using input = spec<...>");
@@ -46,6 +44,26 @@ struct policy_requirements {
       requires { requires spec_like<typename P::output>; },
       "a policy names `output`, the spec of the layer's output: using output = spec<...>");
 
+  static constexpr bool names_mesh = requires { typename P::mesh; };
+  static_assert(
+      !names_mesh || requires { requires mesh_like<typename P::mesh>; },
+      "a policy's `mesh` is a plait::mesh<axis<...>...>");
+  static_assert(
+      names_mesh || !requires { typename P::Mesh; },
+      "the policy has a member `Mesh`, which means nothing: did you mean `mesh`?");
+  static_assert(
+      names_mesh || !requires { typename P::device_mesh; },
+      "the policy has a member `device_mesh`, which means nothing: did you mean `mesh`?");
+  static_assert(
+      names_mesh || !requires { typename P::mesh_type; },
+      "the policy has a member `mesh_type`, which means nothing: did you mean `mesh`?");
+};
+
+/// Reports the members that a policy of a linear or an embedding lacks, and members without a meaning or of a wrong
+/// kind. Without this check, misnamed optional members would be ignored silently. Only some similar names are refused,
+/// since C++ cannot list the members of a class.
+template <class P>
+struct policy_requirements : spec_requirements<P> {
   static constexpr bool names_bias = requires { P::bias; } || requires { typename P::bias; };
   static_assert(
       !names_bias || requires { typename std::bool_constant<P::bias>; },
@@ -84,20 +102,6 @@ struct policy_requirements {
   static_assert(
       names_stored || !requires { typename P::stored_as; },
       "the policy has a member `stored_as`, which means nothing: did you mean `stored`?");
-
-  static constexpr bool names_mesh = requires { typename P::mesh; };
-  static_assert(
-      !names_mesh || requires { requires mesh_like<typename P::mesh>; },
-      "a policy's `mesh` is a plait::mesh<axis<...>...>");
-  static_assert(
-      names_mesh || !requires { typename P::Mesh; },
-      "the policy has a member `Mesh`, which means nothing: did you mean `mesh`?");
-  static_assert(
-      names_mesh || !requires { typename P::device_mesh; },
-      "the policy has a member `device_mesh`, which means nothing: did you mean `mesh`?");
-  static_assert(
-      names_mesh || !requires { typename P::mesh_type; },
-      "the policy has a member `mesh_type`, which means nothing: did you mean `mesh`?");
 };
 
 /// Instantiates the requirements.
