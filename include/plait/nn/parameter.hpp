@@ -235,9 +235,10 @@ class parameter {
   /// Sets the change that ends each step. Copies of a layer share it.
   void at_end_of_step(step_rule change) { end_of_step_ = std::move(change); }
   bool changes_at_end_of_step() const { return end_of_step_ != nullptr; }
-  /// Makes the change of `at_end_of_step`. `training_step` does so; a program with its own steps must do so too.
+  /// Makes the change of `at_end_of_step`, if there is one. `training_step` does so; a program with its own steps must
+  /// do so too.
   void end_step(const context<Device>& ctx, const kernels::clip_numbers* clipped = nullptr) {
-    end_of_step_(*this, ctx, clipped);
+    if (end_of_step_) end_of_step_(*this, ctx, clipped);
   }
   /// Master values for a `step_rule`. As after an optimizer's update, the parameter becomes stale, but `values_changed`
   /// keeps its result. Throws like `value`.

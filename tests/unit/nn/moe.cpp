@@ -241,9 +241,7 @@ struct trained {
 
 // Makes the changes that follow a step.
 void end_step(const context<cpu>& ctx, auto& layers) {
-  layers.visit([&](auto& p) {
-    if (p.changes_at_end_of_step()) p.end_step(ctx);
-  });
+  layers.visit([&](auto& p) { p.end_step(ctx); });  // does nothing to a parameter without a change
   gather_parameters(ctx, layers);
 }
 
