@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -37,7 +39,7 @@ class host_numbers {
       : part_(part),
         runs_((order.length() == 0 ? sequence_order::original(part.global[1]) : order)
                   .runs(part.offset[1], part.local[1])),
-        values_(static_cast<std::size_t>(part.local_size())) {}
+        values_(static_cast<std::size_t>(part.local_size()), unfilled) {}
 
   T* data() { return values_.data(); }
   const T* data() const { return values_.data(); }
@@ -63,11 +65,15 @@ class host_numbers {
   const box& stored_part() const { return part_; }
 
  private:
+  /// No token and, unlike -1, hardly an ignored label. So an embedding and a loss refuse tokens that were never filled.
+  /// Kernels can subtract from it without overflow. Document starts begin as 0, a legal start.
+  static constexpr T unfilled = std::is_same_v<T, std::int64_t> ? std::numeric_limits<T>::min() / 2 : T{};
+
   box part_;
   std::vector<token_run> runs_;
   std::vector<T> values_;
 };
-/// Token ids or labels.
+/// Token ids or labels. If a fill leaves one out, the model's forward pass refuses it.
 using host_tokens = host_numbers<std::int64_t>;
 /// The position where each token's document begins (see `microbatch::document_starts`).
 using host_starts = host_numbers<std::int32_t>;

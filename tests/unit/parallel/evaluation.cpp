@@ -221,6 +221,23 @@ TEST_CASE("a stage without units, a NaN limit, a run without tokens and document
   });
 }
 
+TEST_CASE("ids and labels that a fill leaves out are refused") {
+  on_ranks(1, of_one_step(), {}, [](const context<cpu>& ctx, small& model) {
+    model.visit([&](auto& p) { p.initialize(ctx); });
+    const auto run = [&](bool fills_ids) {
+      adamw<double> optimizer;
+      training_step step(ctx, model, optimizer, 1, 1.0);
+      step.load(ctx, 0, [&](std::int64_t, host_tokens& ids, host_tokens& labels) {
+        (fills_ids ? ids : labels).fill([](std::int64_t, std::int64_t) { return 1; });
+      });
+      optimizer.begin_step(ctx, 1e-3);
+      step.run(ctx);
+    };
+    CHECK_ERROR(run(true), "cross_entropy: row 0 has target -4611686018427387904, legal are 0 to ");
+    CHECK_ERROR(run(false), "embedding: token 0 has id -4611686018427387904, legal are 0 to ");
+  });
+}
+
 TEST_CASE("a moved-from model is refused by the name of a layer") {
   on_ranks(1, of_one_step(), {}, [](const context<cpu>& ctx, small& model) {
     small other = std::move(model);
