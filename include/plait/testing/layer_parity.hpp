@@ -187,6 +187,14 @@ void use_before(const microbatch<Device>& mb, Layer& layer, typename Layer::save
   layer.visit([&](auto& p) { p.discard_gradient(mb.ctx); });
 }
 
+/// Runs both passes of a layer, and leaves their gradients.
+template <class Layer, class Device>
+void pass_over(const microbatch<Device>& mb, Layer& layer, const auto& x, const auto& dy) {
+  typename Layer::saved kept;
+  layer.forward(mb, x, &kept);
+  layer.backward(mb, x, kept, dy);
+}
+
 /// Returns the sum of auxiliary losses over all ranks. Collective.
 template <class Device>
 double collect_auxiliary(const context<Device>& ctx, const auxiliary_sum& sum) {
@@ -252,12 +260,7 @@ layer_values run_layer(world& ranks, Device& device, const dim_sizes& sizes, Mak
   device.zero(added.data(), added.bytes(), device.main_stream());
   auxiliary_sum auxiliary{added.template data<double>()};
   mb.auxiliary = &auxiliary;
-  for (int pass = 1; pass < how.passes; ++pass) {
-    typename L::saved kept;
-    layer.forward(mb, x, &kept);
-    layer.backward(mb, x, kept, dy);
-    later.run();
-  }
+  for (int pass = 1; pass < how.passes; ++pass) pass_over(mb, layer, x, dy), later.run();
   layer_values out;
   {
     ranks.ledger().clear();
