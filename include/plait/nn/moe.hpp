@@ -158,18 +158,6 @@ struct exchange_requirements {
   static_assert(
       named || !requires { typename P::template exchnage<T, Device>; },
       "the policy has a member `exchnage`, which means nothing: did you mean `exchange`?");
-  static_assert(
-      named || !requires { typename P::template exhange<T, Device>; },
-      "the policy has a member `exhange`, which means nothing: did you mean `exchange`?");
-  static_assert(
-      named || !requires { typename P::template Exchange<T, Device>; },
-      "the policy has a member `Exchange`, which means nothing: did you mean `exchange`?");
-  static_assert(
-      named || !requires { typename P::template expert_exchange<T, Device>; },
-      "the policy has a member `expert_exchange`, which means nothing: did you mean `exchange`?");
-  static_assert(
-      named || !requires { typename P::template row_exchange<T, Device>; },
-      "the policy has a member `row_exchange`, which means nothing: did you mean `exchange`?");
 };
 
 /// Reports the specs that a mixture's policy lacks, and members of other layers' policies, which a mixture would
@@ -182,31 +170,11 @@ struct mixture_requirements : spec_requirements<P>, exchange_requirements<P, T, 
       !requires { P::has_bias; },
       "the policy has a member `has_bias`, which means nothing: a mixture's experts have no bias");
   static_assert(
-      !requires { P::use_bias; },
-      "the policy has a member `use_bias`, which means nothing: a mixture's experts have no bias");
-  static_assert(
-      !requires { P::with_bias; },
-      "the policy has a member `with_bias`, which means nothing: a mixture's experts have no bias");
-  static_assert(
-      !requires { P::add_bias; },
-      "the policy has a member `add_bias`, which means nothing: a mixture's experts have no bias");
-  static_assert(
-      !requires { P::Bias; }, "the policy has a member `Bias`, which means nothing: a mixture's experts have no bias");
-  static_assert(
       !requires { typename P::stored; },
       "a mixture stores its weights as it uses them: leave `stored` out of its policy");
   static_assert(
       !requires { typename P::store; },
       "the policy has a member `store`, which means nothing: a mixture stores its weights as it uses them");
-  static_assert(
-      !requires { typename P::Stored; },
-      "the policy has a member `Stored`, which means nothing: a mixture stores its weights as it uses them");
-  static_assert(
-      !requires { typename P::storage; },
-      "the policy has a member `storage`, which means nothing: a mixture stores its weights as it uses them");
-  static_assert(
-      !requires { typename P::stored_as; },
-      "the policy has a member `stored_as`, which means nothing: a mixture stores its weights as it uses them");
   static_assert(
       !requires { typename P::overlap; },
       "a mixture's products do not overlap with collectives in chunks: leave `overlap` out of its policy");
